@@ -139,7 +139,7 @@ def profile_workload(
             made = fake_profile_of(workload, ProfileOptions(accumulate), device_model, link, ranks, progress)
             return with_hook_costs(made, progress)
         workload = workload()
-    _check(workload, warmup, repeats)
+    _check(workload, warmup, repeats, takes_compiled=not is_fake)
     most_bytes = None if memory_limit is None else parse_budget(memory_limit, None, name="memory limit")
     real_mode: Any = "auto" if is_fake else mode
     options = ProfileOptions(accumulate, warmup, repeats, real_mode, workload.name, workload.batch_size, most_bytes)
@@ -151,7 +151,7 @@ def profile_workload(
     return replace(made, notes=notes if is_called else (*notes, _CALLS_PARTS))
 
 
-def _check(workload: Workload, warmup: int, repeats: int) -> None:
+def _check(workload: Workload, warmup: int, repeats: int, *, takes_compiled: bool) -> None:
     import torch
 
     from ..torchtools.calls import refuse_taken
@@ -166,7 +166,7 @@ def _check(workload: Workload, warmup: int, repeats: int) -> None:
         raise UsageError(f"forward is {kind}: give a function that takes no arguments and returns the loss")
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"model is {type(model).__name__}: give a torch.nn.Module")
-    refuse_taken(model)
+    refuse_taken(model, takes_compiled=takes_compiled)
     if has_lazy_parameters(model):
         raise UsageError("the model has lazy parameters, which have no shapes yet: call it once before profiling")
     if warmup < 0 or repeats < 1:

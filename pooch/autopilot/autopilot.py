@@ -109,7 +109,7 @@ class Auto:
             model: The model. If parts of it were governed on their own, they belong to it from now on.
 
         Raises:
-            UsageError: It is compiled, under a plan, or on another device, and none was given as `device`.
+            UsageError: It is under a plan, or on another device, and none was given as `device`.
         """
         self.take_in(model)
         self._driver.add(model)
@@ -274,7 +274,7 @@ def auto(
 
     Raises:
         InfeasibleTier: What has to leave before training begins does not fit into the swap tier.
-        UsageError: The model is none, is compiled or under a plan; the budget does not parse; there is no such device;
+        UsageError: The model is none, or is under a plan; the budget does not parse; there is no such device;
             `quiet` is given with `tell`; or this rank is not in `process_group`.
     """
     if quiet and tell is not None:

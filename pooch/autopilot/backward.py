@@ -18,6 +18,7 @@ _NAME = "_engine_run_backward"
 _OURS: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = weakref.WeakKeyDictionary()
 _PLACES = (torch.autograd.graph, torch.autograd)  # the second has its own reference
 _transform: Any = torch._C._functorch.peek_interpreter_stack
+_tracing: Any = torch._guards.TracingContext.try_get
 
 
 class _Running(threading.local):
@@ -106,8 +107,9 @@ def _take_away(place: Any) -> None:
 
 def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        if _transform() is not None:
-            return original(*args, **kwargs)  # within a transform such as `torch.func.grad`: part of a forward pass
+        # Part of a forward pass: within a transform such as `torch.func.grad`, or a compiler that traces one.
+        if _transform() is not None or _tracing() is not None:
+            return original(*args, **kwargs)
         running = RUNNING
         depth = running.depth
         builds_graph = bool(args[3] if len(args) > 3 else kwargs.get("create_graph", False))

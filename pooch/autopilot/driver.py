@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from ..torchtools.calls import CallContext, CallingThread
 from ..torchtools.lost_interrupts import LOST_INTERRUPTS
 from ..torchtools.module_changes import ModuleChanges
 from ..torchtools.ranks import will_arrange_buckets
+from ..torchtools.standing_aside import CallsEverywhere, backward_is_compiled
 from ..torchtools.threads import OwnThread, is_alone
 from ..torchtools.training_state import model_device
 from .backward import RUNNING, BackwardWatch
@@ -38,7 +40,15 @@ from .last_step import LastStep
 from .library import MOST_FAILURES, Library
 from .persistence import Persistence
 from .quiet import FAR_SHARE, QuietCalls, QuietKind, QuietTally
-from .remarks import BY_OTHER_HOOKS, MORE_THAN_RECORDED, NOTHING_LEFT, PLAN_NEEDS_MORE, Remarks
+from .remarks import (
+    BACKWARD_IS_COMPILED,
+    BY_OTHER_HOOKS,
+    COMPILED,
+    MORE_THAN_RECORDED,
+    NOTHING_LEFT,
+    PLAN_NEEDS_MORE,
+    Remarks,
+)
 from .running import RunningStep
 from .signature import StepKey, step_key
 from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call, nothing_is_around
@@ -210,10 +220,12 @@ class StepDriver:
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
         self._backward.start()
         self._changes = ModuleChanges()
+        self._compiled = CallsEverywhere(partial(_compiled_call, weakref.ref(self)))
+        self._compiled.begin()
         self._standstill = Standstill()
         self._standstill.begin()
         self._closed = weakref.finalize(
-            self, _close, self._standstill, self._backward, self._changes, library, evictor, persistence
+            self, _close, self._standstill, self._backward, self._changes, self._compiled, library, evictor, persistence
         )
         self._closed.atexit = False
         LOST_INTERRUPTS.use(evictor)
@@ -349,6 +361,9 @@ class StepDriver:
         if decision == "record" and (not outlasts or (is_profiling() and needs_profiler(self.governed.device))):
             self.library.not_recorded(key, known)
             decision = known.decision = "online"
+        if decision == "record" and not self.library.may_record(key, known, models):
+            decision = known.decision = "online"
+            self._persistence.has_compiled = True
         if not self._persistence.may_plan and decision in ("record", "plan"):
             if decision == "record":
                 self.library.not_recorded(key, known)
@@ -357,6 +372,9 @@ class StepDriver:
         if has_own_hooks():  # only the innermost hooks are asked, and the program's may change what is kept
             decision = known.decision = "in-core"
             known.reason = "the program has saved tensor hooks of its own around it"
+        if backward_is_compiled():
+            decision = known.decision = "in-core"
+            known.reason = BACKWARD_IS_COMPILED
         self._prepare(stats, models)
         self.budget.step_begins()
         try:
@@ -372,7 +390,7 @@ class StepDriver:
         if step is IN_CORE and quiet is not None and number >= 0 and self.governed.is_one:
             running.kind = self._kept_kind(running, models[0], args, kwargs, quiet)
         try:
-            step.open()
+            step.open(self._compiled_call_begins)
         except BaseException:
             self._abandon()
             raise
@@ -411,10 +429,11 @@ class StepDriver:
                 assert known.plan is not None
                 return GovernedStep.on_plan(self.evictor, known.plan, known)
             case "record":
-                return RecordedStep(self.evictor, models, start_bytes, self.governed.name)
+                has_graphs = self.library.has_graphs(key)
+                return RecordedStep(self.evictor, models, start_bytes, self.governed.name, has_graphs=has_graphs)
             case _:  # where allocations do not ask for room, it is made before each op
                 must_replay = not self._live.asks or self.evictor.engine.health.known is not None
-                return GovernedStep(Step(self.evictor, replays=must_replay or self.library.replays(key)))
+                return GovernedStep(Step(self.evictor, replays=self.library.replays(key, must_replay=must_replay)))
 
     def _is_tight(self, known: Known, start_bytes: int) -> bool:
         """Whether a step that fits might pass the budget if it did somewhat more than the one that was recorded.
@@ -530,9 +549,37 @@ class StepDriver:
             self._prepare(running.stats, self.governed.living)
         if running.decision == "record":
             self.library.cannot_record(running.key, running.known)
-        running.decision = "online"
-        running.step = GovernedStep(Step(self.evictor))
-        running.step.open()
+        self._follow(running, Step(self.evictor))
+
+    def _compiled_call_begins(self) -> None:
+        """Go on with a step in which all that leaves is copied, as a compiled graph is about to run."""
+        running = self._running
+        if running is None or not running.is_of_this_thread or not running.is_open:
+            return
+        running.step.close_forward()
+        running.step.end(is_complete=False)
+        if running.decision == "record":
+            self.library.not_recorded(running.key, running.known)
+        if running.step.left_plan:
+            running.known.left_plan += 1
+        else:
+            self.library.is_compiled(running.key, running.known)
+        self._persistence.has_compiled = True
+        self._follow(running, Step(self.evictor, replays=False))
+
+    def compiled_call(self, compiled: object) -> None:
+        """Note a compiled call, anywhere. A model that was compiled after it was given is called within it, unseen.
+
+        Args:
+            compiled: What was compiled.
+        """
+        module = getattr(compiled, "__self__", compiled)
+        if self.governed.is_governed(module) and torch.is_grad_enabled() and not self._here.is_within_call:
+            self._remarks.called_within_compiled()
+
+    def _follow(self, running: RunningStep, step: Step) -> None:
+        running.decision, running.step = "online", GovernedStep(step)
+        running.step.open(self._compiled_call_begins)
 
     def _end(self, is_complete: bool) -> None:
         running = self._running
@@ -614,8 +661,12 @@ class StepDriver:
     def _why_without_fault(self, running: RunningStep) -> str:
         if running.decision == "plan" and running.known.needed_bytes and not running.step.left_plan:
             return PLAN_NEEDS_MORE
+        if self._persistence.has_compiled and running.decision != "in-core":
+            return COMPILED
         if running.decision != "in-core":
             return NOTHING_LEFT
+        if running.known.reason == BACKWARD_IS_COMPILED:
+            return BACKWARD_IS_COMPILED
         if running.known.profile is None:
             return BY_OTHER_HOOKS
         running.known.left_plan = MOST_FAILURES  # so that its next step is recorded again
@@ -691,6 +742,12 @@ def end_held(models: Iterable[object]) -> None:
             held.remove()
 
 
+def _compiled_call(driver: weakref.ref[StepDriver], compiled: object) -> None:
+    here = driver()
+    if here is not None:
+        here.compiled_call(compiled)
+
+
 def _leave_child_alone() -> None:
     for held in list(_ACTIVE.values()):
         held.leave_alone()
@@ -704,6 +761,7 @@ def _close(
     standstill: Standstill,
     backward: BackwardWatch,
     changes: ModuleChanges,
+    compiled: CallsEverywhere,
     library: Library,
     evictor: Evictor,
     persistence: Persistence,
@@ -713,6 +771,7 @@ def _close(
     standstill.end()
     backward.stop()
     changes.stop()
+    compiled.end()
     library.close()
     try:
         persistence.close()

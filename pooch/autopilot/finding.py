@@ -21,7 +21,7 @@ from ..api.budgets import parse_budget
 from ..executor.live_bytes import live_bytes_of
 from ..executor.verification import Verify
 from ..ground.errors import InfeasibleTier, UsageError
-from ..torchtools.calls import PLACE, CallRegion, compiled_part
+from ..torchtools.calls import COMPILED_LATER, PLACE, CallRegion
 from ..torchtools.stand_ins import Place, StandIns
 from .autopilot import Auto, auto
 from .backward import BackwardWatch
@@ -90,7 +90,7 @@ class ModelFinder:
         self._live = live_bytes_of(torch.device("cpu"))  # from the beginning, so that every byte is counted
         self._refused: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._process = os.getpid()
-        self._is_on = False
+        self._is_on = self._is_skipped = False
 
     def start(self) -> None:
         """Begin to look."""
@@ -98,6 +98,7 @@ class ModelFinder:
         setattr(torch.nn.Module, PLACE, self)
         if self._moves is not None:
             self._moves.use(self)
+        COMPILED_LATER.use(self)
 
     def stop(self, *, verbose: bool = False) -> AutoSummary | None:
         """Look no longer, take the budget off, and return what happened, or None if no model was found.
@@ -107,6 +108,7 @@ class ModelFinder:
         """
         if self._is_on:
             self._is_on = False
+            COMPILED_LATER.leave(self)
             setattr(torch.nn.Module, PLACE, None)
             self._live.close()
             if self._moves is not None:
@@ -119,8 +121,13 @@ class ModelFinder:
     # A module's own attribute comes first: that of a governed model, or of one that is compiled.
     def __get__(self, module: torch.nn.Module | None, owner: type | None = None) -> Callable[..., Any] | None:
         """Return what runs the call of a module that has no region, or None if nothing has to be done."""
-        if torch.compiler.is_compiling() or module is None or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or callable(_compiling_now()):
+            return None  # a part of what is compiled
+        if module is None or not torch.is_grad_enabled():
             return None
+        if not self._is_skipped and (dynamo := sys.modules.get("torch._dynamo.eval_frame")) is not None:
+            self._is_skipped = True
+            dynamo.skip_code(ModelFinder.__get__.__code__)  # compiled modules are looked up in the midst of its work
         if not self._is_outermost() or type(module).__name__ in _TRANSPARENT:
             return None
         if module in self._refused:
@@ -134,12 +141,17 @@ class ModelFinder:
             return partial(_ungoverned_call, module)
         return self._governed_call(module) if any(each.requires_grad for each in parameters) else None
 
+    def compiled_in_place(self, module: torch.nn.Module) -> None:
+        """Note that a module was compiled in place, where it would not be looked for any more."""
+        if self._is_on:
+            vars(module)[PLACE] = _CompiledInPlace(self, module, vars(module)[PLACE])
+
     def _is_outermost(self) -> bool:
         if not self._is_on or os.getpid() != self._process or getattr(_ungoverned, "depth", 0) > 0:
             return False
         if self.auto is not None and self.auto.is_within_call():
             return False
-        return is_ordinary_call() and not BackwardWatch.is_running() and not callable(_compiling_now())
+        return is_ordinary_call() and not BackwardWatch.is_running()
 
     def _governed_call(self, module: torch.nn.Module) -> Callable[..., Any] | None:
         try:
@@ -233,14 +245,35 @@ def _moving(own: torch.device, is_moved: Callable[[torch.nn.Module], bool]) -> I
     yield Place(torch.nn.Module, "cuda", moving_to_cuda)
 
 
+class _CompiledInPlace:
+    """What stands in place of the compiled call of a module, so that it is found like any other.
+
+    Args:
+        finder: Looks for models.
+        module: The module.
+        compiled: Its compiled call.
+    """
+
+    def __init__(self, finder: ModelFinder, module: torch.nn.Module, compiled: Callable[..., Any]) -> None:
+        self._finder, self._module, self.compiled = finder, weakref.ref(module), compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # a part of what is compiled
+            return self.compiled(*args, **kwargs)
+        found = self._finder.__get__(self._module())
+        return self.compiled(*args, **kwargs) if found is None else found(*args, **kwargs)
+
+
 _ungoverned = threading.local()
 
 
 def _ungoverned_call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module that is left alone, and so are its parts."""
     _ungoverned.depth = getattr(_ungoverned, "depth", 0) + 1
+    place = vars(module).get(PLACE)
+    call = place.compiled if isinstance(place, _CompiledInPlace) else module._call_impl
     try:
-        return module._call_impl(*args, **kwargs)
+        return call(*args, **kwargs)
     finally:
         _ungoverned.depth -= 1
 
@@ -249,8 +282,6 @@ def obstacle(module: torch.nn.Module) -> str | None:
     """Return why the activations of a module cannot be governed, in a few words, or None."""
     if isinstance(module, torch.jit.ScriptModule):
         return "TorchScript runs it"
-    if compiled_part(module) is not None:
-        return "torch.compile has compiled it, or a part of it"
     sharding: Any = sys.modules.get("torch.distributed.fsdp")
     if sharding is not None and isinstance(module, sharding.FullyShardedDataParallel):
         return "FSDP keeps its parameters in pieces"

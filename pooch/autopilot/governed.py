@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from ..executor.attachment import callable_parts
 from ..ground.errors import UsageError
 from ..torchtools import accelerators
-from ..torchtools.calls import PLACE, CallContext, CallingThread, CallRegion, refuse_compiled, refuse_taken
+from ..torchtools.calls import COMPILED_LATER, PLACE, CallContext, CallingThread, CallRegion, is_compiled, refuse_taken
 from ..torchtools.training_state import model_device
 from .carrying import Carrier
 from .quiet import QuietCalls
@@ -61,7 +62,8 @@ class _GovernedCall(CallRegion):
     def __init__(
         self, module: torch.nn.Module, surround: Surround, here: CallingThread, number: int, carrier: Carrier | None
     ) -> None:
-        super().__init__(module, nullcontext, "auto" if number >= 0 else "watch", here)
+        super().__init__(module, nullcontext, "auto" if number >= 0 else "watch", here, takes_compiled=True)
+        self.stays = number >= 0
         self._surround, self._number = surround, number  # the model keeps the budget alive, and nothing else does
         self._carrier = carrier
         self._quiet = QuietCalls()
@@ -71,10 +73,13 @@ class _GovernedCall(CallRegion):
         try:
             with around:
                 if self._carrier is not None:
-                    return self._carrier.call(module._call_impl, args, kwargs)
-                return module._call_impl(*args, **kwargs)
+                    return self._carrier.call(partial(self._called, module), args, kwargs)
+                return self.plain(module, args, kwargs)
         finally:
             around.is_left = True
+
+    def _called(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return self.plain(module, args, kwargs)
 
 
 class GovernedModels:
@@ -90,7 +95,7 @@ class GovernedModels:
         device: Their device.
 
     Raises:
-        UsageError: If one of them is no module, is compiled or under a plan, or if they are on several devices.
+        UsageError: If one of them is no module, is under a plan, or if they are on several devices.
     """
 
     def __init__(self, models: Sequence[torch.nn.Module], device: torch.device | None = None) -> None:
@@ -99,7 +104,7 @@ class GovernedModels:
             if not isinstance(model, torch.nn.Module):
                 kind = type(model).__name__
                 raise UsageError(f"auto() takes a torch.nn.Module or a list of them, not {kind}: {_USE}")
-            refuse_taken(model, can_replace=True)
+            refuse_taken(model, can_replace=True, takes_compiled=True)
         if device is not None and str(device) == device.type:
             device = accelerators.current_device(device.type)
         self._carrier = None if device is None else Carrier(device)
@@ -114,6 +119,10 @@ class GovernedModels:
     def living(self) -> list[torch.nn.Module]:
         """The models that are still there."""
         return [model for model in (each() for each in self._models) if model is not None]
+
+    def is_governed(self, module: object) -> bool:
+        """Whether a module is one of the models."""
+        return any(each() is module for each in self._models)
 
     @property
     def is_one(self) -> bool:
@@ -133,13 +142,15 @@ class GovernedModels:
 
     def place(self, surround: Surround, here: CallingThread) -> None:
         """Put regions around the calls of all models."""
+        COMPILED_LATER.use(self)
         for number, model in enumerate(self.living):
             self._place(model, number, surround, here)
 
     def _place(self, model: torch.nn.Module, number: int, surround: Surround, here: CallingThread) -> None:
         placed = [_GovernedCall(model, surround, here, number, self._carrier)]
-        for _, part in callable_parts(model):
-            placed.append(_GovernedCall(part, surround, here, -1 - number, self._carrier))
+        # What a compiled graph calls is part of it, and would be compiled anew with a region.
+        parts = [] if is_compiled(model) else [part for _, part in callable_parts(model) if not is_compiled(part)]
+        placed += [_GovernedCall(part, surround, here, -1 - number, self._carrier) for part in parts]
         living = [each for each in self._calls if each() is not None]  # models may come and go with every step
         self._calls = living + [weakref.ref(each) for each in placed]
 
@@ -150,7 +161,7 @@ class GovernedModels:
         on their own belong to the model from now on.
 
         Raises:
-            UsageError: It is compiled, under a plan, or on another device.
+            UsageError: It is under a plan, or on another device.
         """
         for number, whole in enumerate(self._models):
             if any(each is model for each in _modules_of(whole())):
@@ -159,9 +170,8 @@ class GovernedModels:
                 return False
         if model_device(model) != self.device:
             raise UsageError(f"the budget is held on {self.device}, and the model is on {model_device(model)}")
-        refuse_compiled(model)
         self.release(model)
-        refuse_taken(model)
+        refuse_taken(model, takes_compiled=True)
         free = (number for number, each in enumerate(self._models) if each() is None)
         number = next(free, len(self._models))  # copies that live for one step share a number, and so their plans
         self._models[number : number + 1] = [weakref.ref(model)]
@@ -181,6 +191,7 @@ class GovernedModels:
 
     def remove(self) -> None:
         """Take all regions away."""
+        COMPILED_LATER.leave(self)
         for reference in self._calls:
             placed = reference()
             if placed is not None:

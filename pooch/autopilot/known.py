@@ -140,11 +140,13 @@ class Family:
         recording: Number of shapes that were or are being recorded.
         recorded: The recorded ones that were recorded last.
         copied_steps: Number of online steps that are still to come in which nothing is replayed.
+        is_compiled: Whether compiled graphs run in its steps.
         shapes: Number of its kinds of steps that are remembered.
     """
 
     recording: int = 0
     copied_steps: int = 0
+    is_compiled: bool = False
     shapes: int = 0
     recorded: dict[tuple[int, ...], Profile] = field(default_factory=dict)
 

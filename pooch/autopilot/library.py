@@ -6,11 +6,14 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 
+import torch
+
 from ..analysis.interpolation import KnownStep
 from ..api.options import PlanOptions
 from ..executor.table import ActionTable
 from ..ground.units import format_bytes
 from ..ir import Link, Plan, Profile
+from ..torchtools.calls import compiled_part
 from .cache import Cached, PlanCache
 from .costs import CostSource
 from .known import Family, Known, Trial, described, without_replays
@@ -28,6 +31,7 @@ MOST_EVENTS = 1000  # lines on what was planned that the summary can list
 COPIED_STEPS = 50  # after which it is looked again whether replaying is worth its cost
 _NEVER = 2**62
 _STILL_MEASURED = "what hooks cost is not in it yet, as it is still being measured"
+COMPILED_REASON = "compiled graphs run in it, so all that leaves is copied"
 NOT_MEASURED = Link("not measured yet", 0.01, 0.01, 1e6, 1e6)
 
 
@@ -113,13 +117,30 @@ class Library:
         """How many kinds of steps were forgotten so far."""
         return self._known.forgotten
 
-    def replays(self, key: StepKey) -> bool:
-        """Whether an online step of a key that begins now records its ops, so that values can be replayed."""
+    def replays(self, key: StepKey, *, must_replay: bool = False) -> bool:
+        """Whether an online step of a key that begins now records its ops, so that values can be replayed.
+
+        Args:
+            key: Its key.
+            must_replay: Whether it should be able to whether that takes longer or not.
+        """
         family = self._known.family(key)
-        if family.copied_steps == 0:
+        if family.is_compiled:
+            return False
+        if must_replay or family.copied_steps == 0:
             return True
         family.copied_steps -= 1
         return False
+
+    def has_graphs(self, key: StepKey) -> bool:
+        """Whether compiled graphs run in steps of a key, as far as it is known."""
+        return self._known.family(key).is_compiled
+
+    def is_compiled(self, key: StepKey, known: Known) -> None:
+        """Note that compiled graphs run in a kind of steps, in which nothing is replayed from here on."""
+        self._known.family(key).is_compiled = True
+        known.has_no_plan()
+        known.profile, known.reason = None, COMPILED_REASON
 
     def is_faster_copied(self, key: StepKey) -> None:
         """Note that recording the ops of an online step took longer than its replays gained over copies."""
@@ -205,8 +226,24 @@ class Library:
             if profile is not None and profile.peak_bytes + start_bytes - profile.persistent_bytes > target_bytes:
                 self._ask(key, known, [KnownStep(key.sizes, profile)], start_bytes, target_bytes)
 
+    def may_record(self, key: StepKey, known: Known, models: Sequence[torch.nn.Module]) -> bool:
+        """Whether a step that was to be recorded can be, rather than be the first one with compiled graphs.
+
+        Args:
+            key: Its key.
+            known: What is known of it.
+            models: The models, parts of which may be compiled.
+        """
+        if self.has_graphs(key) or all(compiled_part(model) is None for model in models):
+            return True
+        self._known.family(key).recording -= 1
+        self.is_compiled(key, known)
+        return False
+
     def _unknown(self, key: StepKey, known: Known, family: Family, start_bytes: int, target_bytes: int) -> Decision:
         """Decide how to run a step without a profile."""
+        if family.is_compiled and known.steps == 1:
+            return "online"  # it may have to be compiled first
         if known.never_recorded:
             return "online"
         if not (self._is_warm and self._is_settled) and target_bytes:

@@ -22,8 +22,11 @@ from ..executor.tier import rounded_bytes
 from ..ground.errors import InfeasibleTier, UsageError
 from ..ground.units import format_bytes
 from ..machine.persistent import Kind, Moved
+from ..torchtools.calls import compiled_part
 from ..torchtools.optimizer_slices import OptimizerSlices
+from ..torchtools.standing_aside import CallsEverywhere
 from ..torchtools.tensors import find_tensors
+from ..torchtools.watch import unmark
 from .summary import MovedKind
 
 PLANNED_SHARE = 0.9  # of the room: where parameters and gradients alone take more, steps are not planned
@@ -52,6 +55,7 @@ class Persistence:
     Attributes:
         memory: What may leave, or None as long as everything stays.
         may_plan: Whether steps can be planned: of all this, only the optimizer's state is away in them.
+        has_compiled: Whether compiled graphs run in steps.
     """
 
     def __init__(self, evictor: Evictor, optimizer: torch.optim.Optimizer | None, tell: Callable[[str], None]) -> None:
@@ -65,11 +69,13 @@ class Persistence:
         self._moved_in: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # of models that do not fit
         self._has_missed = False  # whether the budget was passed in the last step, or in an optimizer's after it
         self._hook = register_optimizer_step_post_hook(partial(_stepped, weakref.ref(self)))
+        self._calls = CallsEverywhere(partial(_compiled_call_begins, weakref.ref(self)))
+        self._models: Sequence[weakref.ref[torch.nn.Module]] = ()
         self._known_bytes: int | None = None  # the budget when the step before began
         self._slice_bytes = _LEAST_SLICE_BYTES
         self._moved_bytes = self._steps_with_moves = 0
         self._rises_bytes: deque[int] = deque(maxlen=_SIMILAR_STEPS)  # of the last steps
-        self.may_plan = True
+        self.may_plan, self.has_compiled = True, False
 
     @property
     def moves(self) -> bool:
@@ -79,6 +85,23 @@ class Persistence:
     def optimizer_stepped(self) -> None:
         """Note that an optimizer has made a step, with as much state as it will have."""
         self._has_missed = self._has_missed or self._evictor.missing_bytes > 0
+
+    def compiled_call_begins(self) -> None:
+        """Have everything back for good, as a compiled graph is about to run, whose kernels take addresses."""
+        if self.memory is None:
+            return
+        self._end_memory()
+        for model in [model for model in (each() for each in self._models) if model is not None]:
+            for tensor in _tensors_of(model):
+                unmark(tensor)  # the keys of a tensor are a reason to compile anew
+        self._refuse_compiled()
+
+    def _refuse_compiled(self) -> None:
+        self._is_refused, self.may_plan = True, True
+        self._tell(
+            "parameters, gradients and the optimizer's state stay on the device, as compiled graphs read them by their "
+            "addresses: raise the budget, lower the batch size, or train without torch.compile"
+        )
 
     def bring_in(self, models: Sequence[torch.nn.Module], device: torch.device, budget_bytes: int | None) -> None:
         """Have enough leave of what is there already, and move what is somewhere else to the device, one by one.
@@ -194,6 +217,9 @@ class Persistence:
         return max(0, self._evictor.budget_bytes - max(0, self._evictor.live.now() - here_bytes))
 
     def _begin(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> PersistentMemory | None:
+        if self.has_compiled or any(compiled_part(model) is not None for model in models):
+            self._refuse_compiled()
+            return None
         here_bytes = sum(parameter.nbytes for model in models for parameter in model.parameters())
         self._slice_bytes = max(_LEAST_SLICE_BYTES, self._room_bytes(here_bytes) // _SLICES_IN_ROOM)
         needed_bytes = self._check_tier(models)
@@ -203,6 +229,8 @@ class Persistence:
             self._is_refused = True
             self._tell(str(error))
             return None
+        self._models = [weakref.ref(model) for model in models]
+        self._calls.begin()
         self._moved, self._staying_bytes = self.memory.values.moved, self.memory.staying_bytes
         if needed_bytes is not None:
             self.memory.reserve(needed_bytes)
@@ -271,6 +299,10 @@ class Persistence:
     def close(self) -> None:
         """Let nothing leave any more: everything is back on the device, or on the host if it does not fit."""
         self._hook.remove()
+        self._end_memory(is_over=True)
+
+    def _end_memory(self, *, is_over: bool = False) -> None:
+        self._calls.end()
         optimizers = list(self._slices)
         for slices in list(self._slices.values()):
             slices.detach()
@@ -278,9 +310,15 @@ class Persistence:
         memory, self.memory = self.memory, None
         if memory is None:
             return
-        if self._moved_in and not memory.fits:
+        if is_over and self._moved_in and not memory.fits:
             memory.move_out(self._moved_in, optimizers)
         memory.close()
+
+
+def _compiled_call_begins(persistence: weakref.ref[Persistence], compiled: object) -> None:
+    here = persistence()
+    if here is not None:
+        here.compiled_call_begins()
 
 
 def _stepped(persistence: weakref.ref[Persistence], optimizer: torch.optim.Optimizer, *_: object) -> None:

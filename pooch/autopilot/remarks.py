@@ -7,7 +7,16 @@ from collections.abc import Callable
 from ..ground.bounded import Topics
 from ..ground.units import format_bytes
 
+BACKWARD_IS_COMPILED = "its backward pass is compiled, so nothing is done: switch compiled autograd off"
 BY_OTHER_HOOKS = "the program has saved-tensor hooks of its own, so nothing is done: take them away"
+CALLED_WITHIN = (
+    "the model is called within what torch.compile has made of it, so its steps are not under the budget: give the "
+    "compiled model, or compile it in place (model.compile())"
+)
+COMPILED = (
+    "everything that can leave had left, and a compiled graph needs the rest at once: compile blocks of the model "
+    "(block.compile()) rather than all of it, raise the budget or lower the batch size"
+)
 MORE_THAN_RECORDED = "it was known to fit, and did more than when it was recorded; its next step is recorded again"
 NOTHING_LEFT = (
     "everything that can leave had left, and the rest is parameters, gradients, the optimizer's state and what single "
@@ -53,6 +62,11 @@ class Remarks:
         """Tell that a step could not follow its plan, once for each reason."""
         if self._told.is_new(why):
             self._tell(f"a step could not follow its plan, and is recorded and planned again: {why}")
+
+    def called_within_compiled(self) -> None:
+        """Tell that a model is called within what was compiled of it."""
+        if self._told.is_new(CALLED_WITHIN):
+            self._warn(CALLED_WITHIN)
 
     def tier(self, text: str) -> None:
         """Tell what is wrong with the swap tier."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
 
+from ..executor.compiled import CopiedCalls, FirstCall, PlannedGraphs
 from ..executor.evictor import Evictor
 from ..executor.mode import following, looking
 from ..executor.step import Step
@@ -17,6 +18,7 @@ from ..ir import Plan, Profile
 from ..profiler.live import LiveTrace
 from ..torchtools.endings import end_with
 from ..torchtools.mode_stacks import LooseStack
+from ..torchtools.standing_aside import CompiledCalls
 from .known import Known
 from .library import NOT_MEASURED
 
@@ -24,8 +26,12 @@ from .library import NOT_MEASURED
 class DrivenStep(Protocol):
     """A step that is running. Opening and closing it may be interrupted, and closing it may be repeated."""
 
-    def open(self) -> None:
-        """Put hooks and modes in place."""
+    def open(self, compiled: Callable[[], None]) -> None:
+        """Put hooks and modes in place.
+
+        Args:
+            compiled: Called before the first compiled call, unless the step can have some.
+        """
 
     def around_call(self) -> AbstractContextManager[None]:
         """Surround one outermost call of a governed module."""
@@ -55,7 +61,7 @@ class InCoreStep:
     left_plan = False
     mismatches = ()
 
-    def open(self) -> None:
+    def open(self, compiled: Callable[[], None]) -> None:
         """Do nothing."""
 
     def around_call(self) -> AbstractContextManager[None]:
@@ -107,10 +113,11 @@ class GovernedStep:
         evictor.stats.device_clock = arena.clock
         return cls(Step(evictor, Advice(known.table, arena, "follow")))
 
-    def open(self) -> None:
+    def open(self, compiled: Callable[[], None]) -> None:
         """Put hooks and modes in place."""
-        assert self._step is not None
-        self._forward.enter_context(following(self._step))
+        step = self._step
+        assert step is not None
+        self._forward.enter_context(following(step, _calls_of(step, compiled)))
 
     def around_call(self) -> AbstractContextManager[None]:
         """Watch for reads that are no ops, if a plan empties what the program holds. All is back afterwards."""
@@ -139,10 +146,19 @@ class GovernedStep:
         """Do nothing: the step lives as long as autograd holds a handle of it."""
 
 
+def _calls_of(step: Step, compiled: Callable[[], None]) -> CompiledCalls:
+    if not step.replays:
+        return CopiedCalls(step)
+    if step.guide is not None and step.guide.table.has_graphs:
+        return PlannedGraphs(step, compiled)
+    return FirstCall(step, compiled)
+
+
 class RecordedStep:
     """A step under the online policy that is recorded, and replays nothing.
 
     Args:
+        has_graphs: Whether compiled graphs run in it.
         evictor: Holds the budget.
         models: The governed models.
         persistent_bytes: Bytes that are live before the step.
@@ -153,16 +169,23 @@ class RecordedStep:
     mismatches = ()
 
     def __init__(
-        self, evictor: Evictor, models: Sequence[torch.nn.Module], persistent_bytes: int, workload: str
+        self,
+        evictor: Evictor,
+        models: Sequence[torch.nn.Module],
+        persistent_bytes: int,
+        workload: str,
+        *,
+        has_graphs: bool = False,
     ) -> None:
+        self._has_graphs = has_graphs
         self._workload = workload
         self._trace: LiveTrace | None = LiveTrace(models, Step(evictor), persistent_bytes)
         end_with(self, self._trace.stop)
 
-    def open(self) -> None:
+    def open(self, compiled: Callable[[], None]) -> None:
         """Begin to record."""
         assert self._trace is not None
-        self._trace.open()
+        self._trace.open(compiled, has_graphs=self._has_graphs)
 
     def around_call(self) -> AbstractContextManager[None]:
         """Watch for reads that are no ops."""

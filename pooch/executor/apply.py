@@ -11,8 +11,9 @@ from ..ground.errors import PlanMismatch, UsageError
 from ..ir import Plan
 from ..ir.executable import check_executable
 from ..ir.modelled_ranks import is_of_modelled_ranks
+from ..ir.plan import GRAPH
 from ..torchtools import accelerators, cuda_only
-from ..torchtools.calls import refuse_taken
+from ..torchtools.calls import compiled_part, refuse_taken
 from ..torchtools.determinism import varies_now
 from ..torchtools.tensors import model_signature
 from ..torchtools.training_state import model_device
@@ -67,7 +68,9 @@ def apply_plan(
         raise UsageError(f"measure_every={measure_every!r}: give a number of steps, or None to measure none")
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"apply() takes a torch.nn.Module, not {type(model).__name__}: pooch.apply(plan, model)")
-    refuse_taken(model)
+    if not any(op.name == GRAPH for op in plan.expected):
+        refuse_compiled_since(model)
+    refuse_taken(model, takes_compiled=True)
     device = model_device(model)
     if is_of_modelled_ranks(plan.model_signature):
         raise PlanMismatch(
@@ -94,6 +97,22 @@ def apply_plan(
     except BaseException:  # such as Ctrl-C: nothing of a run that could not be made is left
         engine.close()
         raise
+
+
+def refuse_compiled_since(model: torch.nn.Module) -> None:
+    """Refuse a model that is compiled under a plan of one that was not.
+
+    Args:
+        model: The model.
+
+    Raises:
+        UsageError: If anything of it is compiled.
+    """
+    compiled = compiled_part(model)
+    if compiled is not None:
+        raise UsageError(
+            f"{compiled} is compiled by torch.compile, and was not when the plan was made: profile and plan again"
+        )
 
 
 def refuse_unrepeatable(plan: Plan, device: torch.device) -> None:

@@ -23,21 +23,30 @@ class Attachment:
     Args:
         model: The model whose calls are wrapped.
         region: Returns the context manager for one call.
+        has_graphs: Whether compiled graphs are among the ops of its plan.
         outside: A method that is called with the name of a submodule that runs outside of a call of the model, as when
             `model.forward(...)` is called, or when a LightningModule's `training_step` calls submodules directly. None
             watches nothing.
 
     Raises:
-        UsageError: If the model is compiled or already under a plan.
+        UsageError: If the model is compiled though the plan knows no graphs, or already under a plan.
     """
 
-    def __init__(self, model: torch.nn.Module, region: Region, outside: Callable[[str], None] | None) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        region: Region,
+        outside: Callable[[str], None] | None,
+        *,
+        has_graphs: bool = False,
+    ) -> None:
         self._model = weakref.ref(model)
         calls = _Calls()
-        placed = [CallRegion(model, partial(_counted, calls, region), "plan")]
+        self._has_graphs = has_graphs
+        placed = [CallRegion(model, partial(_counted, calls, region), "plan", takes_compiled=has_graphs)]
         if outside is not None:
             tell = weakref.WeakMethod(outside)  # a submodule may outlive the model, and must not keep the run alive
-            parts = callable_parts(model)
+            parts = [] if has_graphs else callable_parts(model)  # what a graph calls would be compiled anew
             placed += [CallRegion(part, partial(_watched, calls, tell, name), "watch") for name, part in parts]
         self._placed = [weakref.ref(each) for each in placed]
         self._versions = _versions(model)
@@ -51,10 +60,10 @@ class Attachment:
         """Refuse a model that was compiled, in whole or in part, after the plan was applied.
 
         Raises:
-            UsageError: If anything in the model is compiled.
+            UsageError: If anything in the model is compiled, and the plan knows no graphs.
         """
         model = self._model()
-        if model is not None:
+        if model is not None and not self._has_graphs:
             refuse_compiled(model)
 
     def remove(self) -> None:

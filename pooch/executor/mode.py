@@ -14,7 +14,7 @@ from ..torchtools.mode_stacks import Together
 from ..torchtools.operators import operator_facts
 from ..torchtools.raw_looks import RawLooks
 from ..torchtools.settings import called_as_unwatched
-from ..torchtools.standing_aside import SilentMode, StepHooks
+from ..torchtools.standing_aside import CompiledCalls, SilentMode, StepHooks
 from ..torchtools.tensors import result_tensors
 from .native_watch import NativeWatch, is_native, native_saving
 from .own_work import OWN_WORK
@@ -28,7 +28,8 @@ class StepMode(SilentMode):
         super().__init__()
         self._step = step
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op."""
         # Every op of every step passes here. `python -m benchmarks.hook_cost` measures the cost.
         if not function_modes.are_on():
             return self._dispatch(func, func, args, kwargs or {})
@@ -81,28 +82,28 @@ class WatchfulMode(StepMode):
             return super()._dispatch(func, call, args, kwargs)
 
 
-def following(step: Step) -> AbstractContextManager[None]:
+def following(step: Step, calls: CompiledCalls | None = None) -> AbstractContextManager[None]:
     """Pass to the step what it needs to see of its forward pass.
 
     That is every tensor that autograd saves and reads, and those that are given other data; unless all is copied, every
     op, and whose address is handed out; and where its plan empties what the program holds, views as well, since they
-    are reads too. The latter needs `looking` around each call.
+    are reads too. The latter needs `looking` around each call. `calls` is told of compiled calls.
     """
     if not step.replays:
-        hooks = native_saving(step) if is_native(step) else saving(step)  # what is only copied stays while it is held
-        return Together(hooks, RawLooks(lambda arguments, handed_out: None, step.data_assigned))
+        hooks = native_saving(step, calls) if is_native(step) else saving(step, calls)
+        return Together(hooks, RawLooks(None, step.data_assigned))  # what is only copied stays while it is held
     looks = RawLooks(step.look, step.data_assigned)
     if is_native(step):
-        return Together(native_saving(step), looks, NativeWatch(step))
+        return Together(native_saving(step, calls), looks, NativeWatch(step))
     if not step.empties:
-        return Together(saving(step), looks, StepMode(step))
-    hooks = StepHooks(step.quietly(step.pack), step.quietly(step.unpack), step.fell_silent)
+        return Together(saving(step, calls), looks, StepMode(step))
+    hooks = StepHooks(step.quietly(step.pack), step.quietly(step.unpack), step.fell_silent, calls)
     return Together(hooks, looks, WatchfulMode(step))
 
 
-def saving(step: Step) -> AbstractContextManager[None]:
+def saving(step: Step, calls: CompiledCalls | None = None) -> AbstractContextManager[None]:
     """Pass to the step every tensor that autograd saves and reads."""
-    return StepHooks(step.pack, step.unpack, step.fell_silent)
+    return StepHooks(step.pack, step.unpack, step.fell_silent, calls)
 
 
 @contextmanager
@@ -115,7 +116,7 @@ def looking(step: Step) -> Iterator[None]:
 
 
 @contextmanager
-def watching(step: Step) -> Iterator[None]:
+def watching(step: Step, calls: CompiledCalls | None = None) -> Iterator[None]:
     """Like `following`, around a whole region, on the way out of which everything is restored."""
-    with following(step), looking(step) if step.empties else nullcontext():
+    with following(step, calls), looking(step) if step.empties else nullcontext():
         yield

@@ -15,7 +15,7 @@ from ..torchtools import function_modes, watch
 from ..torchtools.effects import argument_keys, new_tensors, written_tensors
 from ..torchtools.operators import operator_facts
 from ..torchtools.settings import from_a_kernel, is_within_an_op
-from ..torchtools.standing_aside import StepHooks, Watch
+from ..torchtools.standing_aside import CompiledCalls, StepHooks, Watch
 from ..torchtools.tensors import storage_key
 from .cursor import Cursor
 from .engines.cpu import CpuEngine
@@ -39,10 +39,10 @@ def is_native(step: Step) -> bool:
     return evictor.device.type != "cpu" or isinstance(evictor.engine, CpuEngine)  # only real streams are looked at
 
 
-def native_saving(step: Step) -> StepHooks:
+def native_saving(step: Step, calls: CompiledCalls | None = None) -> StepHooks:
     """Pass to the step every tensor that autograd saves and reads, as far as it is not just kept.
 
-    Without a plan all are, until room runs out.
+    Without a plan all are, until room runs out. `calls` is told of compiled calls.
     """
     module = watch.LIBRARY.get()
     assert module is not None
@@ -51,7 +51,7 @@ def native_saving(step: Step) -> StepHooks:
         region: Any = step.cursor
         region.go_unplanned(step.replays, not step.replays, first_node, step.evictor.verification.number)
     hooks = module.Hooks(_Quiet(step) if step.empties else step, step.cursor, step.stats, step.begin)
-    return StepHooks(hooks.pack, hooks.unpack, step.fell_silent)
+    return StepHooks(hooks.pack, hooks.unpack, step.fell_silent, calls)
 
 
 class _Quiet:

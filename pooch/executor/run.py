@@ -25,6 +25,7 @@ from ..torchtools.standing_aside import StepHooks
 from ..torchtools.training_state import model_device
 from .attachment import Attachment
 from .causes import Overrun
+from .compiled import KeptCalls, PlannedGraphs
 from .engines.protocol import Arena, CopyEngine
 from .floor import Floor
 from .kept_step import KeptStep
@@ -137,7 +138,8 @@ class Run:
         for room in rooms:
             room.close()
         outside = None if self._table.does_nothing else self._warn_outside
-        self._attachment = Attachment(model, self._region if plan.region == "model" else self._unmarked, outside)
+        region = self._region if plan.region == "model" else self._unmarked
+        self._attachment = Attachment(model, region, outside, has_graphs=self._table.has_graphs)
         self._memory = memory
         LOST_INTERRUPTS.use(self)
 
@@ -314,7 +316,8 @@ class Run:
             return
         step = self._new_step(arena)
         with self._watch.following(step):
-            with self._in_slices(step), watching(step):
+            calls = PlannedGraphs(step) if self._table.has_graphs else None
+            with self._in_slices(step), watching(step, calls):
                 yield
             step.end_forward()
         self._floor.live.raise_failure()
@@ -340,7 +343,7 @@ class Run:
     def _keeping(self) -> Iterator[None]:
         """Measure a step in which nothing is done: hooks keep everything, and only notice the backward pass."""
         step = KeptStep(self._stats, self._floor.silence)
-        with self._watch.following(step), StepHooks(step.pack, step.unpack):
+        with self._watch.following(step), StepHooks(step.pack, step.unpack, None, KeptCalls()):
             yield
 
     @contextmanager

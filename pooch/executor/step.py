@@ -96,6 +96,7 @@ class Step(SavedTensors):
         self.guide: PlanGuide | None = None
         self._on_mismatch: OnMismatch = "follow"
         self.is_quiet = False
+        self.graph: Any = None  # what numbers the values of the compiled graph that is running, if any
         if advice is not None:
             self._on_mismatch = advice.on_mismatch
             planned = PlannedValues(advice.table, advice.arena, evictor, owner.recipes, owner, cursor)
@@ -124,7 +125,7 @@ class Step(SavedTensors):
     def overlaps(self) -> None:
         """Note that the op which begins is not the only one running."""
         if self.guide is not None and self.guide.on_path:
-            self._leave_path("one op at a time", "an op that overlaps with one in another thread")
+            self.leave_path("one op at a time", "an op that overlaps with one in another thread")
 
     def before_op(self, func: Any, facts: Any, args: Any, kwargs: Any, written: dict[int, torch.Tensor]) -> None:
         """Do what is due before an op, record its call if it may be replayed, and prepare for what it writes over."""
@@ -184,7 +185,7 @@ class Step(SavedTensors):
         if guide is None:
             return
         if guide.on_path and (missing := guide.missing_op()) is not None:
-            self._leave_path(*missing)
+            self.leave_path(*missing)
         elif guide.on_path:
             guide.table.native_use.completed(guide.cursor)
         if guide.values.waits_for_program:
@@ -199,14 +200,14 @@ class Step(SavedTensors):
             return
         slot = guide.slot
         if slot in guide.table.actions:
-            self._act(guide, slot)
+            self.act(guide, slot)
         if slot not in guide.table.replayed or not guide.on_path or guide.cursor.is_recorded:
             return
         if torch._C._len_torch_dispatch_stack() > 0:
             return  # a mode of the program's around the step may change what the op gives, and sees no replay
         refusal = call_refusal(func, args) if facts.depends_on_call else None
         if refusal is not None:
-            self._leave_path(f"{facts.name} as an op that can be replayed", f"{facts.name}, which cannot: {refusal}")
+            self.leave_path(f"{facts.name} as an op that can be replayed", f"{facts.name}, which cannot: {refusal}")
             return
         gathered = guide.table.gathered
         call = record_call(func, facts, args, kwargs, self.values, self.evictor.device, gathered)
@@ -217,12 +218,12 @@ class Step(SavedTensors):
         """Do what is due before the op that is expected, which a native watch knows to be the one that runs."""
         guide = self.guide
         assert guide is not None
-        self._act(guide, guide.slot)
+        self.act(guide, guide.slot)
         if guide.values.waits_for_program:
             with self.lock:
                 guide.values.settle()
 
-    def _act(self, guide: PlanGuide, slot: int) -> None:
+    def act(self, guide: PlanGuide, slot: int) -> None:
         """Run the actions of a slot. Where they cannot be run, the step goes on without its plan."""
         try:
             guide.act(slot)
@@ -230,7 +231,7 @@ class Step(SavedTensors):
             if self._on_mismatch == "error" or not self.evictor.budget_bytes:
                 raise
             self.mismatches.append(str(error))
-            self._leave_path("a step that the schedule is made for", str(error))
+            self.leave_path("a step that the schedule is made for", str(error))
 
     def _recognised(
         self, guide: PlanGuide, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]
@@ -238,7 +239,7 @@ class Step(SavedTensors):
         """Whether the plan knows the op that ran, whose results are registered then. An unknown op leaves the path."""
         found = guide.recognise(func, name, outputs, made)
         if isinstance(found, tuple):
-            self._leave_path(*found)
+            self.leave_path(*found)
             return False
         if found is None:
             for tensor in made:
@@ -250,7 +251,7 @@ class Step(SavedTensors):
             guide.values.made(value, storage)
         return True
 
-    def _leave_path(self, expected: str, actual: str) -> None:
+    def leave_path(self, expected: str, actual: str) -> None:
         """Have the plan fall silent. What it holds may leave from here on, as pressure has it."""
         guide = self.guide
         assert guide is not None
@@ -386,7 +387,7 @@ class Step(SavedTensors):
         moved = [storage_of(tensor) for tensor in tensors if self._moves(self._value_in(tensor))]
         if guide is not None and moved and guide.on_path:
             actual = f"{facts.name} on another stream, which works on a value of the plan"
-            self._leave_path("an op on the stream that the region began on", actual)
+            self.leave_path("an op on the stream that the region began on", actual)
         self.bring_back((args, kwargs))
         if moved:
             with self.lock:  # last, since only now do emptied storages have memory to tell the allocator of
@@ -412,10 +413,10 @@ class Step(SavedTensors):
         self._changes(self.recorder.outdated([*written]))
         for key, tensor in written.items():
             self.overwritten_in(key, tensor)
-            if self.guide is not None and self.guide.on_path:
-                self.values.bind(storage_of(tensor), -1)
-            else:
+            if self.guide is None or not self.guide.on_path:
                 self._bind(tensor)
+            elif self.values.get(key) is not None:
+                self.values.bind(storage_of(tensor), -1)
 
     def _value_in(self, tensor: torch.Tensor) -> int | None:
         number: int | None = self.values.get(storage_key(tensor))
@@ -446,6 +447,11 @@ class Step(SavedTensors):
                 self._in_parts.add(saved.storage._cdata)
             self.evictor.overwritten(saved)
 
+    def replay_nothing(self) -> None:
+        """Have nothing that was made so far made again from here on, but what a plan does."""
+        replays = self.guide is not None and self.guide.table.recomputed
+        self._changes([] if replays else self.owner.recipes.calls())
+
     def _changes(self, calls: list[Call]) -> None:
         """Prepare for a change after which calls would not give the same any more."""
         if calls:
@@ -463,6 +469,8 @@ class Step(SavedTensors):
         if not may_move(tensor):
             return self.keep_silent(tensor)
         number = self.values.get(storage_of(tensor)._cdata)
+        if number is None and self.graph is not None:
+            number = self.graph.number(tensor)
         if number is None and not self.replays and can_be_dropped(tensor) and not is_marked(tensor):
             number = self._bind(tensor)
         if number is None or number < 0:
@@ -599,7 +607,7 @@ class Step(SavedTensors):
         slot = guide.table.anchor_of.get(number)
         if slot is not None and guide.on_path and guide.is_to_act(slot):
             with torch._C._DisableTorchDispatch(), self.tier.at_home():
-                self._act(guide, slot)
+                self.act(guide, slot)
             self.stats.host_step_ms = (time.perf_counter() - self.begin) * 1000
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from ..ir import Action, ExpectedOp, Plan
+from ..ir.plan import GRAPH
 from ..torchtools import watch
 from ..torchtools.effects import StorageMap
 from ..torchtools.tensors import fingerprint
@@ -88,6 +89,7 @@ class ActionTable:
         copies: Room for copies of recomputed values.
         native_path: The same for the native watch, which follows it, or None without one.
         native_use: Whether it can.
+        has_graphs: Whether compiled graphs are among the ops. A dispatch mode watches then.
     """
 
     expected: tuple[ExpectedOp, ...]
@@ -110,6 +112,7 @@ class ActionTable:
     copies: CopyTable
     native_path: Any
     native_use: NativeUse
+    has_graphs: bool
 
     @property
     def can_be_native(self) -> bool:
@@ -135,9 +138,10 @@ class ActionTable:
         anchor_of = {value: slot for slot, values in plan.anchors if slot in actions for value in values}
         awaited = emptied | from_gathered
         slots = range(plan.first_slot, plan.first_slot + len(plan.expected))
+        has_graphs = any(op.name == GRAPH for op in plan.expected)
         native_path = (
             None
-            if not actions
+            if not actions or has_graphs
             else watch.path(
                 writes=[op.writes for op in plan.expected],
                 due=[slot in actions or (slot in replayed and bool(plan.gathered)) for slot in slots],
@@ -170,6 +174,7 @@ class ActionTable:
             copies=CopyTable.of(plan),
             native_path=native_path,
             native_use=NativeUse(),
+            has_graphs=has_graphs,
         )
 
     def after(self, earlier: ActionTable) -> ActionTable:

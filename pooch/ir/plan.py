@@ -59,6 +59,9 @@ class Decision:
     recompute_change_ms: float | None = None
 
 
+GRAPH = "compiled.graph"  # the name of the op that a compiled graph is: it makes what it saves
+
+
 @dataclass(frozen=True, slots=True)
 class ExpectedOp:
     """A forward op as the runtime expects it.

@@ -9,7 +9,7 @@ import torch
 
 from ..ir import GatheredUnit, Op, Profile, Value
 from ..torchtools.tensors import model_signature
-from .recorder import ValueRecord
+from .recorder import GRAPHS_RUN, ValueRecord
 from .session import ProfileOptions
 from .slots import StepAssembly
 
@@ -117,7 +117,7 @@ def _make_value(assembly: StepAssembly, record: ValueRecord) -> Value:
         first_unpack=first_unpack,
         death=death,
         fixed=_why_fixed(record, release, first_unpack) or _held_by_earlier_contents(assembly.recorder.values, record),
-        touches=None if record.touches is None else tuple(sorted(record.touches)),
+        touches=None if record.touches is None or assembly.recorder.has_graphs else tuple(sorted(record.touches)),
     )
 
 
@@ -168,9 +168,10 @@ def _ops(
         entry, peak = points[2 * index], points[2 * index + 1]
         if index < assembly.forward_ops:
             record = assembly.recorder.ops[index]
+            refusal = GRAPHS_RUN if assembly.recorder.has_graphs else record.refusal
             yield Op(
                 index, record.name, "forward", record.module, times_ms[index], entry, peak,
-                record.reads, record.writes, record.fingerprint, record.refusal, record.random,
+                record.reads, record.writes, record.fingerprint, refusal, record.random,
                 hooked_bytes=hooked_bytes.get(index, 0), views=record.views,
             )  # fmt: skip
         else:

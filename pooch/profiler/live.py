@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -71,14 +71,15 @@ class LiveTrace(StepTrace):
         self._persistent_bytes = persistent_bytes
         self._reads = RawLooks(self._live.looked)
 
-    def open(self) -> None:
+    def open(self, compiled: Callable[[], None] | None = None, *, has_graphs: bool = False) -> None:
         """Begin to record, with hooks and modes in place until `close_forward`."""
-        super().open()
+        super().open(compiled, has_graphs=has_graphs)
         recorder, stack = self._live, self._forward
         recorder._enter_model()
         stack.callback(recorder.leave_for_good)
         stack.enter_context(RawLooks(_nothing, self.data_assigned))
-        stack.enter_context(recorder.path.named())
+        if not has_graphs:  # hooks on all modules would be a part of what is compiled
+            stack.enter_context(recorder.path.named())
         stack.enter_context(recorder)
 
     @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -37,15 +37,19 @@ class ModulePath:
         return self._stack[-1] if self._stack else ""
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self, *, is_compiled: bool = False) -> Iterator[None]:
         """Context manager that tracks every module call, and the extent of calls of the model.
 
+        Args:
+            is_compiled: whether the model is compiled, in whole or in part. Only the extent is tracked then, as hooks
+                on all modules would be a part of what is compiled.
+
         Raises:
-            UsageError: if the model is compiled or under a plan.
+            UsageError: if the model is under a plan.
         """
         model = self._model()
         assert model is not None, "it is being profiled"
-        with self.named(), called_within(model, self._call, "profile"):
+        with nullcontext() if is_compiled else self.named(), called_within(model, self._call, "profile"):
             yield
 
     def named(self) -> _Named:

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from ..executor.compiled import graph_text
 from ..ground.errors import ProfileError
+from ..ir.plan import GRAPH
 from ..torchtools import accelerators
 from ..torchtools.effects import StorageMap, argument_keys, new_tensors, written_tensors
 from ..torchtools.memory_trace import marker
@@ -122,6 +124,28 @@ class _OwnWork(AbstractContextManager[None]):
         self.depth -= 1
 
 
+GRAPHS_RUN = "compiled graphs run in the step, and nobody sees what they write"
+
+
+@dataclass(slots=True)
+class _Graph:
+    """A compiled graph that is running.
+
+    Attributes:
+        call: number of its marker in the memory trace.
+        mark: the marker.
+        start_s: when it began.
+        writes: the values that it makes.
+        texts: what tells them from others.
+    """
+
+    call: int
+    mark: AbstractContextManager[object]
+    start_s: float
+    writes: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+
 class ForwardRecorder(SilentMode):
     """A dispatch mode that records every op below autograd.
 
@@ -135,6 +159,7 @@ class ForwardRecorder(SilentMode):
         model_end: index of the op after its last, or -1.
         path: the module that is running.
         units: the units in which FSDP gathers parameters, known from the end of the forward pass on.
+        has_graphs: whether compiled graphs are among the ops.
         unit_of: {gathered parameter: its unit}, for those that the unit's backward pass gathers again as they were.
         outliving: parameters and buffers of the models, known from the end of the forward pass on.
     """
@@ -161,6 +186,8 @@ class ForwardRecorder(SilentMode):
         self._stream = self._stream_now()
         self._own_work = _OwnWork()
         self._freed = FreedStorages(self.storage_gone)
+        self.has_graphs = False
+        self._graph: _Graph | None = None
         self._fingerprints: dict[tuple[object, ...], str] = {}
         self._op = threading.Lock()
 
@@ -196,7 +223,8 @@ class ForwardRecorder(SilentMode):
         """Whether the first call of the model is running; later calls count as outside."""
         return self._depth > 0 and self.model_end < 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an op, and records it."""
         if not self._op.acquire(blocking=False):
             raise ProfileError(
                 "the step computes in two threads at once, so the order of its ops is not fixed: keep a backward pass "
@@ -281,6 +309,52 @@ class ForwardRecorder(SilentMode):
             if key in self._value_of:
                 self.values[self._value_of[key]].role = "transient"
         return called_as_unwatched(func, facts, args, kwargs)
+
+    def graph_begins(self) -> None:
+        """Begins to record a compiled graph as an op."""
+        with self._own_work:
+            mark = marker(f"op {self._calls}")
+            self._graph = _Graph(self._calls, mark, time.perf_counter())
+            self._calls += 1
+            self.has_graphs = True
+            mark.__enter__()
+
+    def graph_ends(self) -> None:
+        """Records the compiled graph that ran, if any: it makes what it has saved."""
+        graph, self._graph = self._graph, None
+        if graph is None:
+            return
+        with self._own_work:
+            elapsed_ms = (time.perf_counter() - graph.start_s) * 1000
+            graph.mark.__exit__(None, None, None)
+            if not graph.writes:
+                return  # as of what Dynamo calls around a graph
+            text = graph_text(graph.texts)
+            views, self._views = self._views, 0
+            self.ops.append(
+                OpRecord(
+                    GRAPH,
+                    self.path.current,
+                    graph.call,
+                    elapsed_ms,
+                    (),
+                    tuple(graph.writes),
+                    text,
+                    GRAPHS_RUN,
+                    False,
+                    views,
+                )
+            )
+
+    def _saved_by_graph(self, graph: _Graph, tensor: torch.Tensor) -> None:
+        """Notes that a graph saves a tensor. What is no value that an op has made is made by it."""
+        key = storage_key(tensor)
+        known = self._value_of.get(key)
+        if known is not None and self.values[known].producer >= 0:
+            return
+        graph.texts.append(fingerprint("", [tensor]))
+        label = f"{self.path.current}.graph" if self.path.current else "graph"
+        graph.writes.append(self._add(tensor, key, len(self.ops), "made", label, -1).id)
 
     def _is_made_here(self, tensor: torch.Tensor) -> bool:
         """Returns whether the step may have made a tensor without ordinary memory, which a replay could not hold."""
@@ -486,6 +560,8 @@ class ForwardRecorder(SilentMode):
         with self._own_work, torch._C.DisableTorchFunctionSubclass():  # attributes may be the program's functions
             if not may_move(tensor):
                 return None
+            if self._graph is not None:
+                self._saved_by_graph(self._graph, tensor)
             value = self.values[self.value_id(tensor)]
         value.saved = True
         value.saved_outside_model |= not self.inside_model

@@ -21,12 +21,14 @@ from typing import Any
 
 import torch
 
+from ..executor.compiled import FirstCall, RecordedGraphs
 from ..executor.evictor import Evictor
 from ..executor.statistics import RunStats
 from ..executor.step import Step
 from ..ground.errors import ProfileError
 from ..machine import Value
 from ..machine.values import Storage
+from ..torchtools.calls import compiled_part
 from ..torchtools.effects import written_tensors
 from ..torchtools.memory_trace import CollectorOff, MemoryTrace, MemoryTracer, marker
 from ..torchtools.mode_stacks import LooseStack, Undoing
@@ -36,7 +38,7 @@ from ..torchtools.ranks import is_distributed
 from ..torchtools.raw_looks import RawLooks
 from ..torchtools.sharding import reshard
 from ..torchtools.split import judging_writes
-from ..torchtools.standing_aside import StepHooks
+from ..torchtools.standing_aside import CompiledCalls, StepHooks
 from ..torchtools.tensors import has_plain_storage, memory_address, storage_key, storage_of
 from ..torchtools.thread_tracer import ThreadTracer, started_tracer
 from ..torchtools.threads import OwnThread
@@ -120,6 +122,16 @@ class StepRecorder(ForwardRecorder):
                 del self._held[value]
                 self.note_release(value)
 
+    def graph_begins(self) -> None:
+        """Begins to record a compiled graph as an op."""
+        self.note_releases()
+        super().graph_begins()
+
+    def graph_ends(self) -> None:
+        """Records the compiled graph that ran, if any: it makes what it has saved."""
+        super().graph_ends()
+        self.online.evictor.write_ahead()
+
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.note_releases()
         facts = operator_facts(func)
@@ -165,8 +177,13 @@ class StepTrace:
         self._thread = OwnThread()
         self._is_whole = True
 
-    def open(self) -> None:
-        """Begin to record, with the hooks for saved tensors in place until `close_forward`."""
+    def open(self, compiled: Callable[[], None] | None = None, *, has_graphs: bool = False) -> None:
+        """Begin to record, with the hooks for saved tensors in place until `close_forward`.
+
+        Args:
+            compiled: Called before the first compiled call, unless such calls are expected. It ends the recording.
+            has_graphs: Whether they are expected, and recorded.
+        """
         session = self._session
         collector = CollectorOff()
         session.add(collector.leave)
@@ -180,7 +197,16 @@ class StepTrace:
             told = told_of_profilers(self._give_way)
             told.__enter__()
             session.add(partial(told.__exit__, None, None, None))
-        self._forward.enter_context(StepHooks(self._pack, self._unpack, self._step.fell_silent))
+        calls = self._calls(compiled, has_graphs=has_graphs)
+        self._forward.enter_context(StepHooks(self._pack, self._unpack, self._step.fell_silent, calls))
+
+    def _calls(self, compiled: Callable[[], None] | None, *, has_graphs: bool) -> CompiledCalls | None:
+        if has_graphs:
+            return RecordedGraphs(self._step.evictor, self.recorder, self._was_compiled)
+        return None if compiled is None else FirstCall(self._step, compiled)
+
+    def _was_compiled(self) -> None:
+        self._is_whole = False
 
     def _started_tracer(self) -> MemoryTracer | ThreadTracer:
         return started_tracer(self._device)
@@ -327,9 +353,10 @@ def record_step(forward: Forward, model: torch.nn.Module, evictor: Evictor) -> S
     gc.collect()
     evictor.begin_step(RunStats())
     try:
-        trace.open()
+        is_compiled = compiled_part(model) is not None
+        trace.open(has_graphs=is_compiled)
         reads = RawLooks(recorder.looked, trace.data_assigned)
-        with recorder.path.watched(), reads, judging_writes(trace.writing_over), recorder:
+        with recorder.path.watched(is_compiled=is_compiled), reads, judging_writes(trace.writing_over), recorder:
             loss = check_loss(forward())
         trace.close_forward()
         loss.backward()

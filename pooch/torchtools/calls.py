@@ -1,11 +1,13 @@
 """A region around every call of a module that does not affect `forward`, hooks, copies or wrappers of the module.
 
 `torch.nn.Module` has a place for this: the function in `_compiled_call_impl` is called in place of `_call_impl`, and
-copies of the module do not have it. `Module.compile()` uses it, so a module has either a region or a compiled call.
+copies of the module do not have it. `Module.compile()` uses it too. A region that takes compiled modules calls what was
+there, and puts it back.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
@@ -16,6 +18,7 @@ from typing import Any, Literal
 import torch
 
 from ..ground.errors import UsageError
+from .stand_ins import Place, StandIns
 
 PLACE = "_compiled_call_impl"
 Purpose = Literal["plan", "auto", "profile", "watch", "arena"]
@@ -63,36 +66,61 @@ class CallRegion:
         region: creates the context manager for one call.
         purpose: what the region is for. A region that only watches yields to one that does not.
         here: what the calling thread does. Within an outermost call nothing is done around others.
+        takes_compiled: whether the module may be compiled, in whole or in part.
 
     Raises:
-        UsageError: if the module is compiled, under a plan, or being profiled.
+        UsageError: if the module is compiled and must not be, under a plan, or being profiled.
     """
 
+    stays = False  # where the module is compiled in place from now on
+
     def __init__(
-        self, module: torch.nn.Module, region: Region, purpose: Purpose, here: CallingThread | None = None
+        self,
+        module: torch.nn.Module,
+        region: Region,
+        purpose: Purpose,
+        here: CallingThread | None = None,
+        *,
+        takes_compiled: bool = False,
     ) -> None:
-        refuse_taken(module)
+        refuse_taken(module, takes_compiled=takes_compiled)
+        self._takes_compiled = takes_compiled
+        there = vars(module).get(PLACE)
+        self._compiled: Callable[..., Any] | None = None if isinstance(there, CallRegion) else there
         self.purpose, self._here = purpose, here
         self._module, self._region = weakref.ref(module), region
         vars(module)[PLACE] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module."""
-        if _is_compiling():
-            if not torch.compiler.is_exporting():
-                _refuse_to_compile_a_planned_model()
-        elif callable(_compiling_now()):  # in a part of a compiled function that Dynamo runs in Python
-            _refuse_to_compile_a_planned_model()
         module, here = self._module(), self._here
         assert module is not None, "the module is being called"
+        # Also in a part of a compiled function that Dynamo runs in Python.
+        if _is_compiling() or callable(_compiling_now()):
+            if not (self._takes_compiled or torch.compiler.is_exporting()):
+                _refuse_to_compile_a_planned_model()
+            return module._call_impl(*args, **kwargs)
         if here is not None and (call := here.call) is not None and not call.is_left:
-            return module._call_impl(*args, **kwargs)  # each part of a model comes here in each call of the model
+            return self.plain(module, args, kwargs)  # each part of a model comes here in each call of the model
         return self.run(module, args, kwargs)
 
     def run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Runs one call of the module within the region."""
         with self._region():
-            return module._call_impl(*args, **kwargs)
+            return self.plain(module, args, kwargs)
+
+    def plain(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Runs one call of the module as without the region."""
+        if self._compiled is not None:
+            return self._compiled(*args, **kwargs)
+        return module._call_impl(*args, **kwargs)
+
+    def compiled_in_place(self) -> None:
+        """Notes that `Module.compile()` was called, which has taken the place."""
+        module = self._module()
+        if module is not None and self.stays:
+            self._compiled = vars(module)[PLACE]
+            vars(module)[PLACE] = self
 
     def __deepcopy__(self, memo: object) -> None:
         return None
@@ -109,7 +137,10 @@ class CallRegion:
         """Restores the module's calls, unless something else has taken the place since."""
         module = self._module()
         if module is not None and self.is_in_place():
-            del vars(module)[PLACE]
+            if self._compiled is None:
+                del vars(module)[PLACE]
+            else:
+                vars(module)[PLACE] = self._compiled
 
 
 _is_compiling = torch.compiler.is_compiling  # asked in every call of every part of a model
@@ -129,27 +160,46 @@ def _refuse_to_compile_a_planned_model() -> None:
     )
 
 
+def _compile_in_place(original: Any) -> Any:
+    @functools.wraps(original)
+    def compiling(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        region, finder = vars(module).get(PLACE), vars(torch.nn.Module).get(PLACE)
+        original(module, *args, **kwargs)
+        if isinstance(region, CallRegion):
+            region.compiled_in_place()
+        elif finder is not None:
+            finder.compiled_in_place(module)
+
+    return compiling
+
+
+# In place as long as somebody governs modules that the program may compile later.
+COMPILED_LATER = StandIns(Place(torch.nn.Module, "compile", _compile_in_place))
+
+
 @contextmanager
 def called_within(module: torch.nn.Module, region: Region, purpose: Purpose) -> Iterator[None]:
     """Context manager that places a region around the calls of a module."""
-    placed = CallRegion(module, region, purpose)
+    placed = CallRegion(module, region, purpose, takes_compiled=True)
     try:
         yield
     finally:
         placed.remove()
 
 
-def refuse_taken(model: torch.nn.Module, *, can_replace: bool = False) -> None:
+def refuse_taken(model: torch.nn.Module, *, can_replace: bool = False, takes_compiled: bool = False) -> None:
     """Checks that a region can be placed around the calls of a model and of its modules.
 
     Args:
         model: the model.
         can_replace: whether the caller can take the place of an earlier `pooch.auto`.
+        takes_compiled: whether it can be compiled, in whole or in part.
 
     Raises:
-        UsageError: if the model is compiled or has a region already.
+        UsageError: if the model is compiled and must not be, or has a region already.
     """
-    refuse_compiled(model)
+    if not takes_compiled:
+        refuse_compiled(model)
     for name, module in model.named_modules():
         there = vars(module).get(PLACE)
         if isinstance(there, CallRegion) and there.purpose != "watch":
@@ -181,16 +231,22 @@ def compiled_part(model: torch.nn.Module) -> str | None:
     while ahead:  # `modules()` takes three times as long
         module = ahead.pop()
         if module is not None:
-            if type(module) is dynamo.OptimizedModule or _has_compiled_call(module):
+            if is_compiled(module):
                 return "the model" if module is model else f"its module {_name_of(module, model)!r}"
             ahead.extend(module._modules.values())
     return None
 
 
-def _has_compiled_call(module: torch.nn.Module) -> bool:
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Returns whether `torch.compile` was applied to a module itself."""
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None:
+        return False
     own = vars(module)
     call = own.get(PLACE)
-    if call is not None and not isinstance(call, CallRegion):
+    if isinstance(call, CallRegion):
+        call = call._compiled
+    if call is not None or type(module) is dynamo.OptimizedModule:
         return True
     return hasattr(own.get("forward") or type(module).forward, "_torchdynamo_orig_callable")
 

@@ -61,7 +61,8 @@ def _report(looked: Any, name: str, hands_out: bool, hands_storage_out: bool = F
             for everywhere in () if hands_storage_out else _EVERYWHERE:
                 ends.callback(everywhere.looked(looked, name, hands_out))
             for watcher in reversed(_HERE.watchers):
-                watcher.looked(looked, hands_out)
+                if watcher.looked is not None:
+                    watcher.looked(looked, hands_out)
             return ends.pop_all()
     finally:
         _HERE.is_reporting = False
@@ -252,12 +253,15 @@ class RawLooks:
     It may be nested, and left in another thread.
 
     Args:
-        looked: Called with the arguments of the access, and whether it hands out the address.
+        looked: Called with the arguments of the access, and whether it hands out the address. None: only assignments
+            are watched, and the methods are those of PyTorch.
         data_assigned: Called with a tensor before `tensor.data = other`. None: assignments are not watched.
     """
 
     def __init__(
-        self, looked: Callable[[Any, bool], None], data_assigned: Callable[[torch.Tensor], None] | None = None
+        self,
+        looked: Callable[[Any, bool], None] | None,
+        data_assigned: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         self.looked, self.data_assigned = looked, data_assigned
         self._here: list[RawLooks] | None = None
@@ -265,7 +269,8 @@ class RawLooks:
     def __enter__(self) -> RawLooks:
         self._here = _HERE.watchers
         try:
-            _LOOKS.use(self)
+            if self.looked is not None:
+                _LOOKS.use(self)
             if self.data_assigned is not None:
                 _ASSIGNMENTS.use(self)
             self._here.append(self)

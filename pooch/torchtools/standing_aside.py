@@ -4,15 +4,21 @@
 dispatch mode. Both happen in the middle of a forward pass. So what Pooch has put on PyTorch's stacks is silent there,
 as if it were not: what such code saves is kept. Hooks of the program's own stay where they are, with all that PyTorch
 does about them.
+
+A compiled call has two parts. While Dynamo looks at frames, checks its guards and compiles, nothing of ours may be in
+place: what is seen there becomes part of the code, or a reason to compile anew. While a compiled graph runs, Dynamo
+looks at nothing. Hooks that want to are in place again then, and see what the graph saves.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,21 +27,50 @@ from .mode_stacks import take_hooks_away, take_mode_away
 
 _autograd: Any = torch._C._autograd
 _eval_frame: Any = torch._C._dynamo.eval_frame
+_frames_now: Any = _eval_frame.get_eval_frame_callback  # what Python runs would be compiled if it is callable
+
+
+class CompiledCalls(Protocol):
+    """Who governs what compiled graphs save."""
+
+    def begins(self, options: Callable[[], Mapping[str, Any]]) -> bool:
+        """Prepare for a compiled call, before Dynamo looks at anything. Hooks and modes may come and go here.
+
+        Returns whether what its graphs save is governed. If not, all is silent in all of the call.
+
+        Args:
+            options: Returns the options of the compiler.
+        """
+
+    def stand_aside(self) -> None:
+        """Do nothing in the calling thread from here on: Dynamo is at work, and would look at it."""
+
+    def come_back(self, *, runs_graph: bool) -> None:
+        """Go on.
+
+        Args:
+            runs_graph: Whether a graph is about to run, until `stand_aside`. Otherwise the call is over.
+        """
 
 
 class StepHooks:
-    """Saved tensor hooks of Pooch's, which are silent inside of `torch.func` and of compiled functions.
+    """Saved tensor hooks of Pooch's, which are silent inside of `torch.func`.
 
     Args:
         pack: Called with each tensor that autograd saves.
         unpack: Called with what it returned.
         told: Called with what they were silent for, such as "torch.func".
+        calls: Is told of compiled calls, the graphs of which may be hooked then. None: they never are.
     """
 
     def __init__(
-        self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any], told: Callable[[str], None] | None = None
+        self,
+        pack: Callable[[Any], Any],
+        unpack: Callable[[Any], Any],
+        told: Callable[[str], None] | None = None,
+        calls: CompiledCalls | None = None,
     ) -> None:
-        self.pair, self.told = (pack, unpack), told
+        self.pair, self.told, self.calls = (pack, unpack), told, calls
         self.is_lifted = False
 
     def __enter__(self) -> None:
@@ -96,6 +131,20 @@ class SilentMode(TorchDispatchMode):
         """Let functions be compiled under this mode, as they are without."""
         return True
 
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an op of the thread."""
+        if not callable(_frames_now()):
+            return self.dispatch(func, types, args, kwargs)
+        frames = _ORIGINALS["set_eval_frame"](None)  # in what Dynamo leaves to Python within a compiled call
+        try:
+            return self.dispatch(func, types, args, kwargs)
+        finally:
+            _ORIGINALS["set_eval_frame"](frames)
+
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op, of which Dynamo sees nothing."""
+        return func(*args, **(kwargs or {}))
+
     def __enter__(self) -> Any:
         try:
             _HERE.modes.append(self)
@@ -153,6 +202,9 @@ class Watch(ABC):
         self.take_away()
 
 
+COMPILED = "a compiled function"
+
+
 class _Here(threading.local):
     """What Pooch has on the stacks of the calling thread.
 
@@ -161,6 +213,7 @@ class _Here(threading.local):
         regions: The compiled regions that are running, one within the other, by the frame that began them, and what
             is exempt from compiling within them (False).
         lifted: The hooks from the lowest of ours on, while ours are lifted; None while they are not.
+        is_governed: Whether what the graphs of the compiled call save is governed.
     """
 
     def __init__(self) -> None:
@@ -169,6 +222,7 @@ class _Here(threading.local):
         self.is_muted = False
         self.regions: list[tuple[Any, bool]] = []
         self.lifted: list[Any] | None = None
+        self.is_governed = False
 
 
 _HERE = _Here()
@@ -257,15 +311,18 @@ def _set_eval_frame(callback: Any) -> Any:
     stays so if that fails. So regions are known by the frame that sets it.
     """
     here = _HERE
+    frame = sys._getframe(1)
+    if _EVERYWHERE and callback is None and frame.f_code.co_name == _BEGINS_CALL and not callable(_frames_now()):
+        _tell_everywhere(frame)
     if not (here.hooks or here.modes or here.regions):
         return _ORIGINALS["set_eval_frame"](callback)
-    frame = sys._getframe(1)
     region = frame.f_locals["self"] if frame.f_code.co_name in ("__enter__", "__exit__") else frame
     is_top = bool(here.regions) and here.regions[-1][0] is region
     if callback is not None:
         if is_top and not here.regions[-1][1]:
             here.regions.pop()  # what is exempt is over
         elif not is_top:
+            _call_begins(frame)
             here.regions.append((region, True))
         _lift_or_put_back()  # before it is set, as else it would look at our own frames
         return _ORIGINALS["set_eval_frame"](callback)
@@ -274,35 +331,74 @@ def _set_eval_frame(callback: Any) -> Any:
         here.regions.pop()
     elif prior is not None:
         here.regions.append((region, False))
+    elif not is_top and frame.f_code.co_name == _BEGINS_CALL:
+        _call_begins(frame)  # before it notes which keys are included, to be included again within the call
     _lift_or_put_back()
     return prior
 
 
+_BEGINS_CALL = "compile_wrapper"  # the function that Dynamo has in place of one that is compiled
+
+
+def _call_begins(frame: FrameType) -> None:
+    def options() -> Mapping[str, Any]:
+        return getattr(frame.f_locals.get("self"), "compiler_config", None) or {}
+
+    here = _HERE
+    if any(is_compiled for _, is_compiled in here.regions) or here.lifted is not None:
+        return
+    # Hooks of ours that others take the place of are beneath those that the program has put in place since.
+    found = _take(lambda found: sum(_own_hooks(pair) is not None for pair in found) >= len(here.hooks))
+    theirs = [pair for pair in found if _own_hooks(pair) is None]
+    _put([pair for pair in found if pair not in theirs])
+    try:
+        here.is_governed = True
+        for hooks in list(here.hooks):
+            here.is_governed &= hooks.calls is not None and hooks.calls.begins(options)
+    finally:
+        _put(theirs)
+
+
 def _lift_or_put_back() -> None:
-    # What is exempt from compiling within a region includes the compiled code itself, so it is not watched either.
-    if any(is_compiled for _, is_compiled in _HERE.regions):
+    here = _HERE
+    is_within = any(is_compiled for _, is_compiled in here.regions)
+    # What is exempt from compiling within a region includes the compiled code itself.
+    if is_within and not (here.is_governed and not here.regions[-1][1]):
         _lift()
-    elif _HERE.lifted is not None:
-        _put_back()
+    elif here.lifted is not None:
+        _put_back(runs_graph=is_within)
+    for mode in here.modes:
+        mode.is_silent = is_within
 
 
 def _lift() -> None:
-    if _HERE.lifted is None:
-        _tell(_compiled_name())
-        _HERE.lifted = _lifted_hooks()
-        for mode in _HERE.modes:
-            mode.is_silent = True
+    if _HERE.lifted is not None:
+        return
+    if not _HERE.is_governed:
+        _tell(compiled_name())
+    _HERE.lifted = _lifted_hooks()
+    for hooks in _HERE.hooks:
+        if hooks.calls is not None:
+            hooks.calls.stand_aside()
 
 
-def _put_back() -> None:
+def _put_back(*, runs_graph: bool) -> None:
     assert _HERE.lifted is not None
     before, _HERE.lifted = _HERE.lifted, None
     _put_hooks_back(before)
-    for mode in _HERE.modes:
-        mode.is_silent = False
+    for hooks in _HERE.hooks:
+        if hooks.calls is not None:
+            hooks.calls.come_back(runs_graph=runs_graph)
 
 
-def _compiled_name() -> str:
+def backward_is_compiled() -> bool:
+    """Whether backward passes are compiled as well, in which unpacking is a part of what is compiled."""
+    config, module = (sys.modules.get(f"torch._dynamo.{name}") for name in ("config", "compiled_autograd"))
+    is_on = bool(getattr(config, "compiled_autograd", False))
+    return is_on or bool(getattr(module, "compiled_autograd_enabled", False))
+
+
+def compiled_name() -> str:
     """Return what is compiled, for people: an operator of higher order compiles itself."""
     frame: Any = sys._getframe()
     while frame is not None:
@@ -311,7 +407,42 @@ def _compiled_name() -> str:
             if name.startswith(package) and not name.endswith(".utils"):
                 return f"torch.{name.removeprefix(package)}"
         frame = frame.f_back
-    return "a compiled function"
+    return COMPILED
+
+
+class CallsEverywhere:
+    """Tells of compiled calls of any thread before they begin, as long as it is in use.
+
+    Args:
+        begins: Called before each of them, with what was compiled.
+    """
+
+    def __init__(self, begins: Callable[[Any], None]) -> None:
+        self._begins = begins
+
+    def begin(self) -> None:
+        """Tell from now on."""
+        _install(self)
+        _EVERYWHERE.append(self)
+
+    def end(self) -> None:
+        """Tell no longer. May be repeated."""
+        if self in _EVERYWHERE:
+            _EVERYWHERE.remove(self)
+        _uninstall(self)
+
+    def tell(self, compiled: Any) -> None:
+        """Tell of a call, unless Dynamo itself makes it while it compiles another one."""
+        if torch._guards.TracingContext.try_get() is None:
+            self._begins(compiled)
+
+
+_EVERYWHERE: list[CallsEverywhere] = []
+
+
+def _tell_everywhere(frame: FrameType) -> None:
+    for each in list(_EVERYWHERE):
+        each.tell(inspect.unwrap(frame.f_locals["fn"]))
 
 
 # Putting both in place ----------------------------------------------------------------------------------------------
@@ -322,7 +453,7 @@ _ORIGINALS: dict[str, Any] = {
 }
 _WRAPPERS = {"disable": _disable, "set_eval_frame": _set_eval_frame}
 _lock = threading.Lock()
-_users: set[StepHooks] = set()  # of all threads
+_users: set[StepHooks | CallsEverywhere] = set()  # of all threads
 
 
 def _places() -> list[tuple[Any, str, str]]:
@@ -333,9 +464,13 @@ def _places() -> list[tuple[Any, str, str]]:
     return places
 
 
-def _install(user: StepHooks) -> None:
-    """Put the wrappers in place with the first hooks of any thread."""
+def _install(user: StepHooks | CallsEverywhere) -> None:
+    """Put the wrappers in place with the first user of any thread."""
     with _lock:
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")
+        if dynamo is not None:  # as they are called within compiled calls, they would be looked at as a part of those
+            dynamo.skip_code(_set_eval_frame.__code__)
+            dynamo.skip_code(SilentMode.__torch_dispatch__.__code__)
         is_first = not _users
         _users.add(user)
         if is_first:
@@ -344,7 +479,7 @@ def _install(user: StepHooks) -> None:
                     setattr(place, name, _WRAPPERS[which])
 
 
-def _uninstall(user: StepHooks) -> None:
+def _uninstall(user: StepHooks | CallsEverywhere) -> None:
     with _lock:
         _users.discard(user)
         if not _users:

@@ -517,13 +517,6 @@ def test_what_is_to_be_looked_at_is_a_warning_of_the_logger(caplog: pytest.LogCa
     assert {record.levelname for record in caplog.records if "the budget is" in record.getMessage()} == {"INFO"}
 
 
-def test_a_compiled_model_is_refused() -> None:
-    model = a_model()
-    model.compile(backend="eager")
-    with pytest.raises(UsageError, match="compiled"):
-        Auto([model], 10**6)
-
-
 @pytest.mark.parametrize("budget", ["min", "0%", "120%", "-5%", "many", -3])
 def test_budgets_that_make_no_sense_are_refused(budget: str | int) -> None:
     with pytest.raises(UsageError) as caught:

@@ -25,7 +25,6 @@ TOLD = {
     "branch": "torch.cond",
     "loop": "torch.while_loop",
     "flexible": "torch.flex_attention",
-    "compiled": "a compiled function",
 }
 
 

@@ -275,18 +275,32 @@ def test_a_model_takes_over_its_parts(folder: Folder) -> None:
     assert "pooch: 8 steps" in budgeted.stderr
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [("torch.compile(MODEL, backend='eager')", "torch.compile"), ("torch.jit.script(MODEL)", "TorchScript")],
-)
-def test_a_compiled_model_runs_outside_of_the_budget(folder: Folder, change: str, why: str) -> None:
+def test_a_model_of_torchscript_runs_outside_of_the_budget(folder: Folder) -> None:
     model = "torch.nn.Sequential(*[block() for _ in range(4)])"
-    script = folder.write("train.py", f"{SMALL}train({change.replace('MODEL', model)})\n")
+    script = folder.write("train.py", f"{SMALL}train(torch.jit.script({model}))\n")
     plain, budgeted = folder.python(script), folder.budgeted(script)
     assert budgeted.returncode == plain.returncode == 0, budgeted.stderr
     assert budgeted.stdout == plain.stdout
     assert "pooch: no step was run under the budget: " in budgeted.stderr
-    assert why in budgeted.stderr
+    assert "TorchScript" in budgeted.stderr
+
+
+IN_PLACE = """
+model = torch.nn.Sequential(*[block() for _ in range(4)])
+for part in {parts}:
+    part.compile(backend="aot_eager")
+train(model)
+print(torch._dynamo.utils.counters["stats"]["unique_graphs"], dict(torch._dynamo.utils.counters["frames"]))
+"""
+
+
+@pytest.mark.parametrize("parts", ["model", "[model]"])
+def test_a_script_that_compiles_its_model_or_parts_of_it_is_governed(folder: Folder, parts: str) -> None:
+    script = folder.write("train.py", SMALL + IN_PLACE.format(parts=parts))
+    plain, budgeted = folder.python(script), folder.budgeted(script)
+    assert budgeted.returncode == plain.returncode == 0, budgeted.stderr
+    assert budgeted.stdout == plain.stdout, "the numbers, and what was compiled"
+    assert "pooch: 6 steps" in budgeted.stderr
 
 
 def test_lazy_modules_find_their_shapes_first(folder: Folder) -> None:

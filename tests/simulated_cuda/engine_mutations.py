@@ -44,7 +44,7 @@ BESIDE = (
 _LEAVES = (
     "        if guide is not None and moved and guide.on_path:\n"
     '            actual = f"{facts.name} on another stream, which works on a value of the plan"\n'
-    '            self._leave_path("an op on the stream that the region began on", actual)\n'
+    '            self.leave_path("an op on the stream that the region began on", actual)\n'
     "        self.bring_back((args, kwargs))\n"
 )
 _JOINS = (
@@ -635,8 +635,8 @@ STEPS = (
     Mutation(
         "actions tied to a kept value run on the reader's stream",
         "step.py",
-        "            with torch._C._DisableTorchDispatch(), self.tier.at_home():\n                self._act(guide, slot)",
-        "            with torch._C._DisableTorchDispatch():\n                self._act(guide, slot)",
+        "            with torch._C._DisableTorchDispatch(), self.tier.at_home():\n                self.act(guide, slot)",
+        "            with torch._C._DisableTorchDispatch():\n                self.act(guide, slot)",
         "replays and copies run beside the work that they depend on",
         (_forked("kept_and_made_again"),),
     ),

@@ -149,6 +149,13 @@ def is_marked(tensor: torch.Tensor) -> bool:
     return module is not None and bool(module.is_marked(tensor))
 
 
+def unmark(tensor: torch.Tensor) -> None:
+    """Have ops on a tensor seen within regions alone, whose bytes will not be away any more."""
+    module = LIBRARY.loaded
+    if module is not None:
+        module.unmark(tensor)
+
+
 def address_of(storage: torch.UntypedStorage) -> int:
     """Return where the bytes of a storage are, or 0 if they are away."""
     return 0 if is_away(storage._cdata) else memory_address(storage)

@@ -32,6 +32,12 @@ inline void mark(const at::Tensor& tensor) {
   keys = keys.add(KEY);
 }
 
+// Ops on a tensor come to the kernel within regions alone from here on. It has no home any more.
+inline void unmark(const at::Tensor& tensor) {
+  auto& keys = tensor.unsafeGetTensorImpl()->*keys_of_tensors();
+  keys = keys.remove(KEY);
+}
+
 struct Home {
   explicit Home(const c10::Storage& storage) : storage(storage.getWeakStorageImpl()) {}
 
@@ -350,6 +356,15 @@ inline PyObject* is_away(PyObject*, PyObject* key) {
 // In Python: `is_marked(tensor)`: whether ops on a tensor come to the kernel wherever they run.
 inline PyObject* is_marked_here(PyObject*, PyObject* tensor) {
   return PyBool_FromLong(THPVariable_Check(tensor) && is_marked(THPVariable_Unpack(tensor)));
+}
+
+// In Python: `unmark(tensor)`, which has no home any more.
+inline PyObject* unmark_here(PyObject*, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  if (!THPVariable_Check(tensor)) return PyErr_Format(PyExc_TypeError, "a tensor is marked no longer");
+  unmark(THPVariable_Unpack(tensor));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
 }
 
 // In Python: `tensors_beside(tensor)`: how many tensors there are on its storage, with it.

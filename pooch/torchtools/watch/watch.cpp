@@ -43,6 +43,7 @@ PyMethodDef functions[] = {
     {"is_watching", is_watching, METH_NOARGS, nullptr},
     {"is_away", watch::is_away, METH_O, nullptr},
     {"is_marked", watch::is_marked_here, METH_O, nullptr},
+    {"unmark", watch::unmark_here, METH_O, nullptr},
     {"tensors_beside", watch::tensors_beside, METH_O, nullptr},
     {"use_homes", watch::use_homes, METH_VARARGS, nullptr},
     {"with_homes", watch::with_homes, METH_O, nullptr},

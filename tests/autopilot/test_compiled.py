@@ -1,0 +1,275 @@
+"""Models that are compiled, in part or as a whole, under a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from pooch.autopilot import AutoSummary, auto
+from pooch.executor.compiled import CopiedCalls
+from tests.compiled_models import (
+    MODELS,
+    WIDTH,
+    Trained,
+    Way,
+    blocks_in_place,
+    blocks_wrapped,
+    trained,
+    whole,
+    whole_in_place,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+class Under:
+    """Holds a budget over a training, and keeps what happened."""
+
+    def __init__(self, budget: str = "70%") -> None:
+        self.budget, self.told = budget, list[str]()
+        self.summary: AutoSummary | None = None
+
+    def __call__(self, model: Any) -> Any:
+        self._auto = auto(model, self.budget, tell=self.told.append)
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: object) -> None:
+        self.summary = self._auto.summary()
+        self._auto.remove()
+
+
+def compared(name: str, way: Way, backend: str, budget: str = "70%", **options: Any) -> tuple[Trained, Under]:
+    """Train plainly and under a budget, which must give the same bits and compile as much."""
+    under = Under(budget)
+    plain = trained(name, way, backend, **options)
+    budgeted = trained(name, way, backend, prepared=under, **options)
+    assert budgeted.is_as(plain)
+    assert budgeted.compiled == plain.compiled, "nothing is compiled by us, and nothing anew"
+    return plain, under
+
+
+def assert_held(under: Under) -> None:
+    summary = under.summary
+    assert summary is not None
+    assert summary.steps_over_budget == 0, under.told
+    assert summary.swapped_bytes > 0
+    assert summary.recomputed_ops == 0
+    assert not summary.ungoverned
+
+
+@pytest.mark.parametrize("way", [blocks_in_place, blocks_wrapped])
+def test_compiled_blocks_train_within_a_budget(way: Way) -> None:
+    _, under = compared("language", way, "aot_eager")
+    assert_held(under)
+
+
+@pytest.mark.parametrize("way", [whole, whole_in_place])
+def test_a_model_compiled_as_a_whole_has_its_bits_and_one_line_tells_the_excess(way: Way) -> None:
+    _, under = compared("language", way, "aot_eager", "50%")
+    assert under.summary is not None
+    assert under.summary.steps_over_budget > 0
+    (line,) = [line for line in under.told if "over the budget" in line]
+    assert "a compiled graph needs the rest at once: compile blocks of the model" in line
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_each_kind_of_model(name: str, autocast: bool, backend: str) -> None:
+    _, under = compared(name, blocks_in_place, backend, "85%", autocast=autocast)
+    if name != "skips":  # the program holds most of what it needs at its highest peak
+        assert_held(under)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", MODELS)
+def test_each_kind_of_model_compiled_as_a_whole(name: str, backend: str) -> None:
+    compared(name, whole, backend)
+
+
+class Changing(nn.Module):
+    """A compiled part that writes to what eager parts have saved, read or will read, as far as autograd lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 10)
+        self.scale: Tensor
+        self.register_buffer("scale", torch.ones(WIDTH))
+        self.part = torch.compile(self._part, backend="aot_eager")
+
+    def _part(self, rows: Tensor, shift: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.scale.mul_(0.9).add_(rows.mean(0), alpha=0.1)
+            shift.data.add_(1)
+        return rows.mul_(2).tanh() * self.scale
+
+    def forward(self, rows: Tensor) -> Tensor:
+        shift = torch.zeros(WIDTH)
+        for _ in range(6):
+            rows = functional.gelu(self.first(rows)) * self.scale.clone() + shift.clone()
+            rows = self.part(rows + 1, shift).exp().sigmoid()
+        return self.last(rows)  # type: ignore[no-any-return]
+
+
+def gradients(model: nn.Module, steps: int = 4) -> list[Tensor]:
+    torch.manual_seed(1)
+    for _ in range(steps):
+        model.zero_grad()
+        functional.cross_entropy(model(torch.randn(512, WIDTH)), torch.randint(10, (512,))).backward()
+    return [each.clone() for each in (*model.buffers(), *(parameter.grad for parameter in model.parameters()))]
+
+
+def built(kind: type[nn.Module]) -> nn.Module:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    return kind()
+
+
+def assert_same_under_a_budget(
+    kind: type[nn.Module], train: Callable[[nn.Module], list[Tensor]] = gradients, budget: str = "60%"
+) -> Under:
+    expected = train(built(kind))
+    model, under = built(kind), Under(budget)
+    with under(model):
+        assert all(map(torch.equal, train(model), expected))
+    assert under.summary is not None
+    assert under.summary.swapped_bytes > 0
+    return under
+
+
+def test_what_compiled_parts_write_to_is_never_made_again_from_before() -> None:
+    assert_same_under_a_budget(Changing)
+
+
+class Broken(nn.Module):
+    """Compiled parts that Dynamo leaves to Python in between, where activations are written over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 10)
+        self.part = torch.compile(self._part, backend="aot_eager")
+
+    def _part(self, rows: Tensor) -> Tensor:
+        rows = self.first(rows).tanh()
+        torch._dynamo.graph_break()
+        rows = _exempt(rows.sin())
+        return functional.relu_(rows * 2) * rows
+
+    def forward(self, rows: Tensor) -> Tensor:
+        for _ in range(4):
+            rows = self.part(rows).sigmoid() * rows.cos()
+        return self.last(rows)  # type: ignore[no-any-return]
+
+
+@torch._dynamo.disable
+def _exempt(rows: Tensor) -> Tensor:
+    return functional.relu_(rows.exp() - 1).sqrt() + rows
+
+
+def test_graph_breaks() -> None:
+    assert_same_under_a_budget(Broken)
+
+
+def retained(model: nn.Module) -> list[Tensor]:
+    torch.manual_seed(1)
+    model.zero_grad()
+    loss = functional.cross_entropy(model(torch.randn(512, WIDTH)), torch.randint(10, (512,)))
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def test_a_graph_that_is_read_twice() -> None:
+    with torch._functorch.config.patch(donated_buffer=False):
+        assert_same_under_a_budget(Broken, retained)
+
+
+def test_checkpointed_blocks_that_are_compiled() -> None:
+    class Checkpointed(Broken):
+        def _part(self, rows: Tensor) -> Tensor:
+            return functional.relu(self.first(rows).tanh()).sin()
+
+        def forward(self, rows: Tensor) -> Tensor:
+            for _ in range(4):
+                rows = checkpoint(self.part, rows, use_reentrant=False).sigmoid() * rows.cos()
+            return self.last(rows)  # type: ignore[no-any-return]
+
+    assert_same_under_a_budget(Checkpointed)
+
+
+def test_three_lengths_of_dynamic_sequences() -> None:
+    def prepare(tokens: Tensor) -> None:
+        torch._dynamo.mark_dynamic(tokens, 1)
+
+    _, under = compared("language", blocks_in_place, "aot_eager", steps=6, lengths=(64, 48, 56), prepare=prepare)
+    assert_held(under)
+
+
+def test_only_the_loss_is_compiled() -> None:
+    def train(model: nn.Module) -> list[Tensor]:
+        criterion = torch.compile(functional.cross_entropy, backend="aot_eager")
+        torch.manual_seed(1)
+        for _ in range(5):
+            model.zero_grad()
+            criterion(model(torch.randn(4096, WIDTH)), torch.randint(10, (4096,))).backward()
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    under = assert_same_under_a_budget(Eagerly, train, "80%")
+    assert under.summary is not None
+    assert under.summary.steps_over_budget == 0
+
+
+def test_what_is_compiled_later_stays_under_the_budget() -> None:
+    expected = gradients(built(Eagerly))
+    model, under = built(Eagerly), Under("60%")
+    with under(model):
+        model.compile(backend="eager")
+        assert all(map(torch.equal, gradients(model), expected))
+    assert under.summary is not None
+    assert under.summary.steps == 4
+    assert callable(model._compiled_call_impl)
+
+
+class Eagerly(nn.Sequential):
+    """Nothing of it is compiled."""
+
+    def __init__(self) -> None:
+        super().__init__(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)), nn.Linear(WIDTH, 10))
+
+
+def test_compiled_autograd_is_told_with_its_remedy() -> None:
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        model, under = built(Eagerly), Under("60%")
+        with under(model):
+            gradients(model)
+        assert under.summary is not None
+        assert under.summary.swapped_bytes == 0
+        assert "switch compiled autograd off" in str(under.summary)
+
+
+def test_cuda_graphs_are_left_alone_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pooch.executor.compiled.has_streams", lambda device: True)
+    told: list[tuple[object, ...]] = []
+    evictor: Any = SimpleNamespace(device="cuda", warn_once=lambda *text: told.append(text), look=lambda size: None)
+    step: Any = SimpleNamespace(evictor=evictor)
+    assert not CopiedCalls(step).begins(lambda: {"triton.cudagraphs": True})
+    assert "max-autotune-no-cudagraphs" in str(told)
+    assert CopiedCalls(step).begins(lambda: {"triton.cudagraphs": False})
+
+
+def test_what_is_compiled_of_a_governed_model_is_told() -> None:
+    model, under = built(Eagerly), Under("60%")
+    with under(model):
+        gradients(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
+    (line,) = [line for line in under.told if "torch.compile" in line]
+    assert "give the compiled model" in line
