@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -27,8 +28,8 @@ ROOM_BYTES = 512 * 2**20  # that a tier should have at the least
 _COPY_BYTES = 64 * 2**20
 _LOCKED_BYTES = 256 * 2**20
 _IN_MEMORY = ("tmpfs", "ramfs")
-# Below what any link that is as it should be gives: PCIe 3.0 with four lanes, and a disk that spins.
-SLOW_BYTES_PER_S = {"locked": 2e9, "file": 30e6}
+# A third of what the slowest links that are as they should be give: PCIe 3.0 with four lanes, and a disk that spins.
+SLOW_BYTES_PER_S = {"locked": 1e9, "file": 30e6}
 
 
 @contextmanager
@@ -116,9 +117,12 @@ def try_copying(patient: Patient) -> Iterator[Finding]:
 def measure_rates(patient: Patient) -> Iterator[Finding]:
     """How fast copies are: each way, both ways at once, and what they take from compute beside them."""
     patient.progress("measuring copies")
+    least = SLOW_BYTES_PER_S["locked" if has_streams(patient.device) else "file"]
     with _engine(patient) as engine:
         try:
             link = measure_link(engine, patient.device, shares=True)
+            if _slowest(link) < least:  # something else may have been busy
+                link = _faster(link, measure_link(engine, patient.device))
             both = both_ways_bytes_per_ms(engine, patient.device)
         except TierError as error:
             yield Finding("link", "failed", str(error))
@@ -135,18 +139,31 @@ def measure_rates(patient: Patient) -> Iterator[Finding]:
         "compute displaced by copies in": link.in_compute_share,
     }
     text = f"{_rate(out)} out, {_rate(back)} in, {_rate(together)} both ways at once"
-    least = SLOW_BYTES_PER_S["locked" if has_streams(patient.device) else "file"]
-    if min(out, back) < least:
-        yield Finding("link", "failed", f"{text}: less than {_rate(least)} each way; {_remedy(link, patient)}", figures)
+    if _slowest(link) < least:
+        yield Finding("link", "failed", f"{text}: less than {_rate(least)} each way; {_remedy(patient)}", figures)
     else:
         yield Finding("link", "passed", text, figures)
+
+
+def _slowest(link: Link) -> float:
+    """The lower of both rates in bytes per second."""
+    return 1000 * min(link.out_bytes_per_ms, link.in_bytes_per_ms)
+
+
+def _faster(link: Link, again: Link) -> Link:
+    """A link with the higher rate of two measurements each way."""
+    return replace(
+        link,
+        out_bytes_per_ms=max(link.out_bytes_per_ms, again.out_bytes_per_ms),
+        in_bytes_per_ms=max(link.in_bytes_per_ms, again.in_bytes_per_ms),
+    )
 
 
 def _rate(bytes_per_s: float) -> str:
     return f"{format_bytes(int(bytes_per_s))}/s"
 
 
-def _remedy(link: Link, patient: Patient) -> str:
+def _remedy(patient: Patient) -> str:
     if has_streams(patient.device):
         return "look at the slot of the card, and at what else copies"
     return SpillDirectory.of().another
