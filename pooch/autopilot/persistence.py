@@ -36,6 +36,7 @@ _NAMES: dict[Kind, str] = {
     "state": "optimizer's state",
     "buffer": "buffers",
 }
+_MOMENTS = 2  # of each parameter, in the state of these optimizers
 _WITH_MOMENTS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam)
 
 
@@ -55,6 +56,7 @@ class Persistence:
     def __init__(self, evictor: Evictor, optimizer: torch.optim.Optimizer | None, tell: Callable[[str], None]) -> None:
         self._evictor, self._tell = evictor, tell
         self._given = [] if optimizer is None else [weakref.ref(optimizer)]
+        self._seen = self._given  # what was found the last time that state to come was asked for
         self._slices: weakref.WeakKeyDictionary[torch.optim.Optimizer, OptimizerSlices] = weakref.WeakKeyDictionary()
         self.memory: PersistentMemory | None = None
         self._moved: Moved | None = None
@@ -163,14 +165,28 @@ class Persistence:
         if has_missed and was_known == budget_bytes:
             return True
         parameters = [parameter for model in models for parameter in model.parameters()]
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
         here_bytes = sum(parameter.nbytes for parameter in parameters)
-        trained_bytes = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
-        needed_bytes = here_bytes + (1 + self._moments()) * trained_bytes
-        return needed_bytes > (self._room_bytes(here_bytes) or budget_bytes)
+        needed_bytes = here_bytes + sum(parameter.nbytes for parameter in trained if parameter.grad is None)
+        room_bytes = self._room_bytes(here_bytes) or budget_bytes
+        most_bytes = _MOMENTS * sum(parameter.nbytes for parameter in trained)
+        if not needed_bytes <= room_bytes < needed_bytes + most_bytes:
+            return needed_bytes > room_bytes
+        return needed_bytes + self._moments_bytes(trained) > room_bytes
 
-    def _moments(self) -> int:
-        """How many numbers of state an optimizer that was given has for each of a parameter, where that is known."""
-        return 2 if any(type(each()) in _WITH_MOMENTS for each in self._given) else 0
+    def _moments_bytes(self, trained: Sequence[torch.nn.Parameter]) -> int:
+        """Bytes of the moments that optimizers will make of some parameters, where that is known before they have."""
+        numbers = {id(parameter) for parameter in trained}
+        optimizers = [each for each in (seen() for seen in self._seen) if each is not None] or self._optimizers(numbers)
+        self._seen = [weakref.ref(optimizer) for optimizer in optimizers]
+        return _MOMENTS * sum(
+            parameter.nbytes
+            for optimizer in optimizers
+            if type(optimizer) in _WITH_MOMENTS
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if id(parameter) in numbers and parameter not in optimizer.state
+        )
 
     def _room_bytes(self, here_bytes: int) -> int:
         """What of the budget is not taken by other things than what may leave, of which so much is here."""

@@ -136,6 +136,25 @@ def test_an_optimizer_is_found_that_was_not_given() -> None:
         assert memory_of(auto).values.moved.out_bytes["state"] > 0
 
 
+def test_the_first_step_of_an_optimizer_that_was_not_given_holds_the_budget() -> None:
+    model = network()
+    optimizer = adamw(model)
+    parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    with held(model, None, 3 * parameters_bytes):  # enough until the moments of AdamW come
+        for _ in range(STEPS):
+            step(model, optimizer)
+
+
+def test_state_that_is_there_already_is_not_expected_once_more() -> None:
+    model = network()
+    optimizer = adamw(model)
+    parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    with held(model, optimizer, 5 * parameters_bytes) as auto:
+        for _ in range(STEPS):
+            step(model, optimizer)
+        assert auto._driver._persistence.memory is None, "everything fits at once"
+
+
 def test_everything_stays_where_there_is_room_for_it() -> None:
     model = network()
     optimizer = adamw(model)
