@@ -37,6 +37,7 @@ _NAMES: dict[Kind, str] = {
     "buffer": "buffers",
 }
 _MOMENTS = 2  # of each parameter, in the state of these optimizers
+_TEMPORARIES = 2  # of the size of a parameter, while they step it
 _WITH_MOMENTS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam)
 
 
@@ -169,24 +170,25 @@ class Persistence:
         here_bytes = sum(parameter.nbytes for parameter in parameters)
         needed_bytes = here_bytes + sum(parameter.nbytes for parameter in trained if parameter.grad is None)
         room_bytes = self._room_bytes(here_bytes) or budget_bytes
-        most_bytes = _MOMENTS * sum(parameter.nbytes for parameter in trained)
+        most_bytes = (_MOMENTS + _TEMPORARIES) * sum(parameter.nbytes for parameter in trained)
         if not needed_bytes <= room_bytes < needed_bytes + most_bytes:
             return needed_bytes > room_bytes
-        return needed_bytes + self._moments_bytes(trained) > room_bytes
+        return needed_bytes + self._stepping_bytes(trained) > room_bytes
 
-    def _moments_bytes(self, trained: Sequence[torch.nn.Parameter]) -> int:
-        """Bytes of the moments that optimizers will make of some parameters, where that is known before they have."""
+    def _stepping_bytes(self, trained: Sequence[torch.nn.Parameter]) -> int:
+        """What the first step of the optimizers adds, where that is known: moments to come, and temporary tensors."""
         numbers = {id(parameter) for parameter in trained}
         optimizers = [each for each in (seen() for seen in self._seen) if each is not None] or self._optimizers(numbers)
         self._seen = [weakref.ref(optimizer) for optimizer in optimizers]
-        return _MOMENTS * sum(
-            parameter.nbytes
-            for optimizer in optimizers
-            if type(optimizer) in _WITH_MOMENTS
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if id(parameter) in numbers and parameter not in optimizer.state
-        )
+        moments_bytes = largest_bytes = 0
+        for optimizer in optimizers:
+            if type(optimizer) not in _WITH_MOMENTS:
+                continue
+            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+                if id(parameter) in numbers:
+                    largest_bytes = max(largest_bytes, parameter.nbytes)
+                    moments_bytes += 0 if parameter in optimizer.state else _MOMENTS * parameter.nbytes
+        return moments_bytes + _TEMPORARIES * largest_bytes
 
     def _room_bytes(self, here_bytes: int) -> int:
         """What of the budget is not taken by other things than what may leave, of which so much is here."""

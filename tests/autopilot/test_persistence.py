@@ -145,6 +145,19 @@ def test_the_first_step_of_an_optimizer_that_was_not_given_holds_the_budget() ->
             step(model, optimizer)
 
 
+@pytest.mark.parametrize("is_given", [True, False])
+def test_what_an_optimizer_needs_beside_its_state_counts_from_its_first_step_on(is_given: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 2**15), nn.Linear(2**15, 16))  # two parameters have most of the bytes
+    optimizer = adamw(model)
+    parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    with held(model, optimizer if is_given else None, 9 * parameters_bytes // 2):
+        for _ in range(STEPS):
+            model(torch.randn(1, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def test_state_that_is_there_already_is_not_expected_once_more() -> None:
     model = network()
     optimizer = adamw(model)
