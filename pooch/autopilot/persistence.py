@@ -65,6 +65,7 @@ class Persistence:
         self._is_refused = False
         self._has_missed = False  # whether the budget was passed in the last step, or in an optimizer's after it
         self._hook = register_optimizer_step_post_hook(partial(_stepped, weakref.ref(self)))
+        self._unseen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models, until a step begins
         self._known_bytes: int | None = None  # the budget when the step before began
         self._slice_bytes = _LEAST_SLICE_BYTES
         self._moved_bytes = self._steps_with_moves = 0
@@ -76,9 +77,24 @@ class Persistence:
         """Whether anything of it has left or come back since the step began."""
         return self.memory is not None and self.memory.moved_bytes > self._moved_bytes
 
-    def optimizer_stepped(self) -> None:
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step, with as much state as it will have."""
         self._has_missed = self._has_missed or self._evictor.missing_bytes > 0
+        if self._unseen:
+            self._tell_of_unseen(optimizer)
+
+    def _tell_of_unseen(self, optimizer: torch.optim.Optimizer) -> None:
+        """Tell that a model is trained whose calls are not seen, once."""
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for model in list(self._unseen):
+            if any(id(parameter) in stepped for parameter in model.parameters()):
+                self._unseen.clear()
+                name = type(model).__name__
+                self._tell(
+                    f"an optimizer has made a step, but no call of {name} was seen, as of one with a `__call__` of its "
+                    "own, so the budget is not held: compute the loss inside of `with auto.region():`"
+                )
+                return
 
     def bring_in(self, models: Sequence[torch.nn.Module], device: torch.device, budget_bytes: int | None) -> None:
         """Have enough leave of what is there already, and move what is somewhere else to the device, one by one.
@@ -93,6 +109,7 @@ class Persistence:
         """
         try:
             self.step_begins(models, budget_bytes)
+            self._unseen.update(models)
             self._move_in(models, device)
         except BaseException:
             self.close()
@@ -120,6 +137,7 @@ class Persistence:
             models: The models of the step.
             budget_bytes: The budget, or None if it is not known yet.
         """
+        self._unseen.clear()
         memory = self.memory
         if memory is None:
             if budget_bytes is None or self._is_refused or not self._is_needed(models, budget_bytes):
@@ -259,7 +277,7 @@ class Persistence:
 def _stepped(persistence: weakref.ref[Persistence], optimizer: torch.optim.Optimizer, *_: object) -> None:
     here = persistence()
     if here is not None:
-        here.optimizer_stepped()
+        here.optimizer_stepped(optimizer)
 
 
 def _tensors_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:

@@ -573,3 +573,27 @@ def test_a_read_that_fails_is_an_error_and_loses_nothing(streamed: Streamed, mon
     failing = False
     assert contents(list(model.parameters())) == expected
     step(model, optimizer)
+
+
+class CalledInItsOwnWay(nn.Linear):
+    """As the modules of some packages are: `torch.nn.Module` does not see its calls."""
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.forward(inputs)
+
+
+def test_a_model_whose_calls_are_not_seen_is_told_once_an_optimizer_steps() -> None:
+    model = CalledInItsOwnWay(WIDTH, WIDTH)
+    optimizer, other = adamw(model), adamw(nn.Linear(1, 1))
+    told: list[str] = []
+    with pooch.auto(model, "1GiB", optimizer, tell=told.append) as auto:
+        other.step()
+        assert not told
+        step(model, optimizer)
+        step(model, optimizer)
+        assert [line for line in told if "CalledInItsOwnWay" in line and "auto.region()" in line] == told
+        assert len(told) == 1
+        with auto.region():
+            loss = model(torch.randn(8, WIDTH)).square().mean()
+        loss.backward()
+        assert auto.summary().steps == 1
