@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.architectures.catalogue import network_of
+from benchmarks.architectures.floor import largest_need
 from benchmarks.architectures.training import PLAIN_STEPS_AFTER, fitting_size, train
 from benchmarks.setups.counting import LiveBytes
 
@@ -42,13 +43,17 @@ def plainly(job: Job) -> Job:
         return network_of(job["name"])
 
     size = job["size"] or fitting_size(make, counter)
+    trained = train(make, size, counter)
     network = make()
-    counts = {
+    need_bytes, operator = largest_need(network, network.batch(size), counter)
+    return {
+        "size": size,
         "parameters": sum(each.numel() for each in network.model.parameters()),
         "modules": sum(1 for _ in network.model.modules()),
+        "need_bytes": need_bytes,
+        "need_operator": operator,
+        **trained,
     }
-    del network
-    return {"size": size, **counts, **train(make, size, counter)}
 
 
 def governed(job: Job) -> Job:

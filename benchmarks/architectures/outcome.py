@@ -29,6 +29,8 @@ def plain_cell(found: Trained) -> Cell:
         "size": found["size"],
         "parameters": found["parameters"],
         "modules": found["modules"],
+        "need_bytes": found["need_bytes"],
+        "need_operator": found["need_operator"],
         "peak_bytes": peak_bytes(found),
         "stays_bytes": stays_bytes(found),
         "step_ms": _later_half(found),

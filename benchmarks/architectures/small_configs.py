@@ -16,7 +16,8 @@ WIDTHS = (
     "hidden_size d_model n_embd dim embed_dim embedding_size hidden_dim encoder_hidden_size decoder_hidden_size "
     "text_hidden_size projection_dim out_hidden_size output_hidden_size word_embed_proj_dim d_embed emb_dim "
     "projector_hidden_size encoder_hidden_dim pooler_output_size classifier_proj_size codevector_dim "
-    "cross_attention_dim proj_codevector_dim embedding_dim model_dim lru_width attention_hidden_size mask_feature_size feature_size_proj "
+    "cross_attention_dim proj_codevector_dim "
+    "embedding_dim model_dim lru_width attention_hidden_size mask_feature_size feature_size_proj "
     "decoder_dim fpn_hidden_size vision_hidden_size image_embedding_size text_embed_dim multimodal_hidden_size "
     "qformer_hidden_size conformer_hidden_size encoder_embed_dim decoder_embed_dim input_dim output_dim rnn_hidden_size"
 )
@@ -37,17 +38,13 @@ HEAD_WIDTHS = (
     "global_head_dim swa_head_dim linear_key_head_dim linear_value_head_dim linear_head_dim swa_v_head_dim "
     "kv_channels d_head head_size query_pre_attn_scalar mamba_d_head mamba_head_dim"
 )
-LAYER_COUNTS = (
-    "num_hidden_layers n_layer n_layers num_layers depth num_hidden_groups encoder_num_layers"
-)
+LAYER_COUNTS = "num_hidden_layers n_layer n_layers num_layers depth num_hidden_groups encoder_num_layers"
 HALF_LAYER_COUNTS = (
     "encoder_layers decoder_layers num_decoder_layers num_encoder_layers decoder_num_hidden_layers resampler_depth "
     "encoder_num_hidden_layers num_text_layers num_image_layers text_layers image_layers l_layers x_layers r_layers "
     "conformer_num_layers num_nextn_predict_layers speech_encoder_layers text_encoder_layers num_cross_layers"
 )
-EXPERT_COUNTS = (
-    "num_experts n_routed_experts num_local_experts moe_num_experts num_moe_experts"
-)
+EXPERT_COUNTS = "num_experts n_routed_experts num_local_experts moe_num_experts num_moe_experts"
 FIXED: dict[str, Any] = {
     "vocab_size": WORDS, "text_vocab_size": WORDS, "decoder_vocab_size": WORDS, "max_position_embeddings": POSITIONS,
     "n_positions": POSITIONS, "n_ctx": POSITIONS, "max_sequence_length": POSITIONS, "max_seq_len": POSITIONS,

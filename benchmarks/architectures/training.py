@@ -84,6 +84,7 @@ def train(
             if number in LOOKED_AT or number == steps - 1:
                 gradients = {name: each.grad for name, each in network.model.named_parameters()}
                 record.state("gradients", gradients)
+                del gradients
             optimizer.step()
             optimizer.zero_grad()
             thread_ms.append((time.thread_time() - begin_s) * 1000)

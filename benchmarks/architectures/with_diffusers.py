@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.architectures.made import Table
-from benchmarks.architectures.network import Network
 
 NETWORKS = Table()
 names, network = NETWORKS.names, NETWORKS.network

@@ -40,8 +40,9 @@ def _exact_process() -> Network:
     class Exact(gpytorch.models.ExactGP):
         def __init__(self, inputs: Tensor, targets: Tensor, likelihood: Any) -> None:
             super().__init__(inputs, targets, likelihood)
-            self.mean, self.covariance = gpytorch.means.ConstantMean(), gpytorch.kernels.ScaleKernel(
-                gpytorch.kernels.MaternKernel()
+            self.mean, self.covariance = (
+                gpytorch.means.ConstantMean(),
+                gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel()),
             )
 
         def forward(self, inputs: Tensor) -> Any:
@@ -64,8 +65,9 @@ def _variational_process() -> Network:
             points = torch.rand(64, 4)
             distribution = gpytorch.variational.CholeskyVariationalDistribution(64)
             super().__init__(gpytorch.variational.VariationalStrategy(self, points, distribution))
-            self.mean, self.covariance = gpytorch.means.ConstantMean(), gpytorch.kernels.ScaleKernel(
-                gpytorch.kernels.RBFKernel()
+            self.mean, self.covariance = (
+                gpytorch.means.ConstantMean(),
+                gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()),
             )
 
         def forward(self, inputs: Tensor) -> Any:

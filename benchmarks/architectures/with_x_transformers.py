@@ -24,7 +24,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shifted-tokens": {"shift_tokens": 1}, "residual-attention": {"residual_attn": True},
     "stochastic-depth": {"layer_dropout": 0.2, "attn_dropout": 0.1, "ff_dropout": 0.1},
     "deep-norm": {"scale_residual": True}, "memory-key-values": {"attn_num_mem_kv": 8},
-    "topk-attention": {"attn_sparse_topk": 8}, "rms-norm": {"use_rmsnorm": True}, "squared-relu": {"ff_relu_squared": True},
+    "topk-attention": {"attn_sparse_topk": 8}, "rms-norm": {"use_rmsnorm": True},
+    "squared-relu": {"ff_relu_squared": True},
     "value-residual": {"attn_learned_value_residual_mix": True, "add_value_residual": True},
     "hyper-connections": {"num_residual_streams": 2}, "gated-residual": {"gate_residual": True},
 }  # fmt: skip

@@ -30,7 +30,8 @@ def governed(peak: int, loss: list[str], verdict: str = "pooch: Budget held: 1")
     return {**trained(loss, peak, gradients=["a"]), "pooch": summary, "plain again": trained(loss[:1], 100)}
 
 
-PLAIN = {**trained(["1", "2"], 100, gradients=["a"]), "size": 2, "parameters": 3, "modules": 4}
+PLAIN = {**trained(["1", "2"], 100, gradients=["a"]), "size": 2, "parameters": 3, "modules": 4, "need_bytes": 60,
+         "need_operator": "aten.mm.default"}  # fmt: skip
 
 
 def cell(found: dict[str, Any]) -> dict[str, Any]:
