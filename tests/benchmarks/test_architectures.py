@@ -91,7 +91,9 @@ def test_a_network_by_name_has_a_loss_of_all_that_can_be_trained() -> None:
 
 CHILD = """
 import json, sys, torch
+from benchmarks.architectures.floor import largest_need
 from benchmarks.architectures.made import Table, randn
+from benchmarks.architectures.network import Network
 from benchmarks.architectures.outcome import differences, peak_bytes
 from benchmarks.architectures.training import train
 from benchmarks.setups.counting import LiveBytes
@@ -102,6 +104,13 @@ torch.set_num_threads(1)
 plain = train(make, 16, counter, steps=4)
 budget = int(0.75 * peak_bytes(plain))
 found = [train(make, 16, counter, steps=4, budget_bytes=budget, by_finder=way) for way in (False, True)]
+network = make()
+need, operator = largest_need(network, network.batch(16), counter)
+assert need < peak_bytes(plain), operator
+linear = Network(torch.nn.Linear(512, 512, bias=False), randn(512))
+need, operator = largest_need(linear, linear.batch(8), counter)
+weight, rows = 4 * 512 * 512, 4 * 8 * 512
+assert weight + 2 * rows <= need <= weight + 3 * rows, (need, operator)  # the gradient of the weight
 sys.stdout.write(json.dumps([[differences(plain, each), peak_bytes(each) <= budget] for each in found]))
 """
 
