@@ -25,6 +25,7 @@ from ..torchtools.tensors import find_tensors
 from .summary import MovedKind
 
 PLANNED_SHARE = 0.9  # of the room: where parameters and gradients alone take more, steps are not planned
+TIGHT_SHARE = 0.75  # of the room: where what outlives steps takes more, the rest may be too little for a step
 SAFE_SHARE = 0.95  # of the budget: what the last steps would have taken with the state, so that it need not leave
 _SIMILAR_STEPS = 8
 _MOST_STEPS_WITH_MOVES = 3  # in which more than state had to leave though they could be planned
@@ -187,7 +188,7 @@ class Persistence:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         here_bytes = sum(parameter.nbytes for parameter in parameters)
         needed_bytes = here_bytes + sum(parameter.nbytes for parameter in trained if parameter.grad is None)
-        room_bytes = self._room_bytes(here_bytes) or budget_bytes
+        room_bytes = int(TIGHT_SHARE * (self._room_bytes(here_bytes) or budget_bytes))
         most_bytes = (_MOMENTS + _TEMPORARIES) * sum(parameter.nbytes for parameter in trained)
         if not needed_bytes <= room_bytes < needed_bytes + most_bytes:
             return needed_bytes > room_bytes

@@ -107,8 +107,9 @@ class ValueOwner:
             self._stats.verified_bytes += value.size_bytes
 
     def let_sources_leave(self) -> None:
-        """Have what the plan holds for replays leave under pressure, as the step has left it. The caller holds the lock.
+        """Have what the plan holds for replays leave under pressure, as the step has left it.
 
+        The caller holds the lock.
         Nobody ends these holds in time any more, so each is one on a value, which comes back when a replay reads it.
         """
         planned = self.planned

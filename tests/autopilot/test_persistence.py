@@ -158,11 +158,23 @@ def test_what_an_optimizer_needs_beside_its_state_counts_from_its_first_step_on(
             optimizer.zero_grad()
 
 
+@pytest.mark.parametrize("is_given", [True, False])
+def test_what_takes_most_of_the_budget_may_leave_before_a_step_has_passed_it(is_given: bool) -> None:
+    model = network()
+    optimizer = adamw(model)
+    parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    with held(model, optimizer if is_given else None, 24 * parameters_bytes // 5):  # of which ops need a quarter
+        for _ in range(STEPS):
+            model(torch.randn(600, WIDTH)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def test_state_that_is_there_already_is_not_expected_once_more() -> None:
     model = network()
     optimizer = adamw(model)
     parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    with held(model, optimizer, 5 * parameters_bytes) as auto:
+    with held(model, optimizer, 6 * parameters_bytes) as auto:
         for _ in range(STEPS):
             step(model, optimizer)
         assert auto._driver._persistence.memory is None, "everything fits at once"
