@@ -30,6 +30,7 @@ from ..torchtools.watch import unmark
 from .summary import MovedKind
 
 PLANNED_SHARE = 0.9  # of the room: where parameters and gradients alone take more, steps are not planned
+TIGHT_SHARE = 0.75  # of the room: where what outlives steps takes more, the rest may be too little for a step
 SAFE_SHARE = 0.95  # of the budget: what the last steps would have taken with the state, so that it need not leave
 _SIMILAR_STEPS = 8
 _MOST_STEPS_WITH_MOVES = 3  # in which more than state had to leave though they could be planned
@@ -41,6 +42,8 @@ _NAMES: dict[Kind, str] = {
     "state": "optimizer's state",
     "buffer": "buffers",
 }
+_MOMENTS = 2  # of each parameter, in the state of these optimizers
+_TEMPORARIES = 2  # of the size of a parameter, while they step it
 _WITH_MOMENTS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam)
 
 
@@ -61,6 +64,7 @@ class Persistence:
     def __init__(self, evictor: Evictor, optimizer: torch.optim.Optimizer | None, tell: Callable[[str], None]) -> None:
         self._evictor, self._tell = evictor, tell
         self._given = [] if optimizer is None else [weakref.ref(optimizer)]
+        self._seen = self._given  # what was found the last time that state to come was asked for
         self._slices: weakref.WeakKeyDictionary[torch.optim.Optimizer, OptimizerSlices] = weakref.WeakKeyDictionary()
         self.memory: PersistentMemory | None = None
         self._moved: Moved | None = None
@@ -71,6 +75,7 @@ class Persistence:
         self._hook = register_optimizer_step_post_hook(partial(_stepped, weakref.ref(self)))
         self._calls = CallsEverywhere(partial(_compiled_call_begins, weakref.ref(self)))
         self._models: Sequence[weakref.ref[torch.nn.Module]] = ()
+        self._unseen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models, until a step begins
         self._known_bytes: int | None = None  # the budget when the step before began
         self._slice_bytes = _LEAST_SLICE_BYTES
         self._moved_bytes = self._steps_with_moves = 0
@@ -82,9 +87,24 @@ class Persistence:
         """Whether anything of it has left or come back since the step began."""
         return self.memory is not None and self.memory.moved_bytes > self._moved_bytes
 
-    def optimizer_stepped(self) -> None:
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step, with as much state as it will have."""
         self._has_missed = self._has_missed or self._evictor.missing_bytes > 0
+        if self._unseen:
+            self._tell_of_unseen(optimizer)
+
+    def _tell_of_unseen(self, optimizer: torch.optim.Optimizer) -> None:
+        """Tell that a model is trained whose calls are not seen, once."""
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for model in list(self._unseen):
+            if any(id(parameter) in stepped for parameter in model.parameters()):
+                self._unseen.clear()
+                name = type(model).__name__
+                self._tell(
+                    f"an optimizer has made a step, but no call of {name} was seen, as of one with a `__call__` of its "
+                    "own, so the budget is not held: compute the loss inside of `with auto.region():`"
+                )
+                return
 
     def compiled_call_begins(self) -> None:
         """Have everything back for good, as a compiled graph is about to run, whose kernels take addresses."""
@@ -116,6 +136,7 @@ class Persistence:
         """
         try:
             self.step_begins(models, budget_bytes)
+            self._unseen.update(models)
             self._move_in(models, device)
         except BaseException:
             self.close()
@@ -160,6 +181,7 @@ class Persistence:
             models: The models of the step.
             budget_bytes: The budget, or None if it is not known yet.
         """
+        self._unseen.clear()
         memory = self.memory
         if memory is None:
             if budget_bytes is None or not self._is_needed(models, budget_bytes):
@@ -206,11 +228,29 @@ class Persistence:
         if has_missed and was_known == budget_bytes:
             return True
         parameters = [parameter for model in models for parameter in model.parameters()]
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
         here_bytes = sum(parameter.nbytes for parameter in parameters)
-        trained_bytes = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
-        given = [each for each in (given() for given in self._given) if each is not None]
-        needed_bytes = here_bytes + (1 + _moments(given)) * trained_bytes
-        return needed_bytes > (self._room_bytes(here_bytes) or budget_bytes)
+        needed_bytes = here_bytes + sum(parameter.nbytes for parameter in trained if parameter.grad is None)
+        room_bytes = int(TIGHT_SHARE * (self._room_bytes(here_bytes) or budget_bytes))
+        most_bytes = (_MOMENTS + _TEMPORARIES) * sum(parameter.nbytes for parameter in trained)
+        if not needed_bytes <= room_bytes < needed_bytes + most_bytes:
+            return needed_bytes > room_bytes
+        return needed_bytes + self._stepping_bytes(trained) > room_bytes
+
+    def _stepping_bytes(self, trained: Sequence[torch.nn.Parameter]) -> int:
+        """What the first step of the optimizers adds, where that is known: moments to come, and temporary tensors."""
+        numbers = {id(parameter) for parameter in trained}
+        optimizers = [each for each in (seen() for seen in self._seen) if each is not None] or self._optimizers(numbers)
+        self._seen = [weakref.ref(optimizer) for optimizer in optimizers]
+        moments_bytes = largest_bytes = 0
+        for optimizer in optimizers:
+            if type(optimizer) not in _WITH_MOMENTS:
+                continue
+            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+                if id(parameter) in numbers:
+                    largest_bytes = max(largest_bytes, parameter.nbytes)
+                    moments_bytes += 0 if parameter in optimizer.state else _MOMENTS * parameter.nbytes
+        return moments_bytes + _TEMPORARIES * largest_bytes
 
     def _room_bytes(self, here_bytes: int) -> int:
         """What of the budget is not taken by other things than what may leave, of which so much is here."""
@@ -324,7 +364,7 @@ def _compiled_call_begins(persistence: weakref.ref[Persistence], compiled: objec
 def _stepped(persistence: weakref.ref[Persistence], optimizer: torch.optim.Optimizer, *_: object) -> None:
     here = persistence()
     if here is not None:
-        here.optimizer_stepped()
+        here.optimizer_stepped(optimizer)
 
 
 def _moments(optimizers: Iterable[torch.optim.Optimizer]) -> int:

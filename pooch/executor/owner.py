@@ -19,6 +19,7 @@ from .cursor import FIRST_VALUE
 from .evictor import Evictor
 from .leaving import cause_of
 from .planned_values import PlannedValues
+from .records import Hold
 from .replay import replay_call
 from .tier import StepTier
 from .verification import Difference, new_witness
@@ -104,6 +105,27 @@ class ValueOwner:
             witness.start_copy(place, storage)
             witness.finish_copy()
             self._stats.verified_bytes += value.size_bytes
+
+    def let_sources_leave(self) -> None:
+        """Have what the plan holds for replays leave under pressure, as the step has left it.
+
+        The caller holds the lock.
+        Nobody ends these holds in time any more, so each is one on a value, which comes back when a replay reads it.
+        """
+        planned = self.planned
+        if planned is None or planned.table.gathered:
+            return
+        for number, storage in planned.taken_from_replays():
+            value = self.saved.get(number)
+            if value is None:
+                value = self.saved[number] = Value(number, self, storage)
+            elif value.storage is None and not value.is_copied:
+                value.storage = storage
+            planned.lent.append(Hold(value, self._evictor.lock.end))
+            if value.saved_at:
+                self._evictor.returned(value)
+            else:
+                self._evictor.save(value)
 
     # Coming back ------------------------------------------------------------------------------------------------------
 

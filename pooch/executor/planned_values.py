@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from .evictor import Evictor
 from .leaving import FixedPlace, Leaving, StepCopies
 from .memory import is_held_elsewhere
 from .planned_calls import PlannedCalls
-from .records import Handle, handle_on
+from .records import Handle, Hold, handle_on
 from .replay import replay_call
 from .table import ActionTable
 
@@ -43,6 +44,7 @@ class PlannedValues:
         emptied: Values whose bytes are away while the program still holds them.
         leaving: What replays are compared with.
         calls: The calls that it replays.
+        lent: Holds on what replays may read, once the step has left the plan.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class PlannedValues:
         self.leaving = Leaving(evictor.verification, self._copies, table.copies, self.stats, recipes.of, cursor)
         self.calls = PlannedCalls(table, cursor, self.leaving.tainted)
         recipes.arriving = self.calls.arrived
+        self.lent: list[Hold] = []
 
     def __contains__(self, number: int | None) -> bool:
         return number in self.planned
@@ -180,8 +183,8 @@ class PlannedValues:
             return value is None or (value.handles <= 1 and value.ticket is None)
 
     def released(self, value: Value) -> None:
-        """Release a value with autograd's last handle, unless a later replay reads it."""
-        if value.number not in self._to_drop:
+        """Release a value with autograd's last handle, unless the plan will have a later replay read it."""
+        if value.number not in self._to_drop or not self.cursor.on_path:
             self._let_go(value)
 
     def ensure(self, value: Value) -> torch.UntypedStorage:
@@ -438,6 +441,18 @@ class PlannedValues:
         """
         here = (value for _, value in sorted(self.planned.items()) if value.storage is not None)
         return [value for value in here if value.handles and not value.is_pinned and self._is_settled(value)]
+
+    def taken_from_replays(self) -> Iterator[tuple[int, torch.UntypedStorage]]:
+        """Take back what is held for replays, and yield it with the numbers of its values."""
+        for number in sorted(self.table.sources):
+            storage = self.held.pop(number, None)
+            if storage is not None:
+                yield number, storage
+        for number in sorted(self._to_drop & self.planned.keys()):
+            value = self.planned[number]
+            self._take_made(value)
+            if value.storage is not None and not value.is_pinned and self._is_settled(value):
+                yield number, value.storage
 
     def _is_settled(self, value: Value) -> bool:
         """Whether nothing is left to compare of a value that is here: it was never away, or its replay is checked."""

@@ -92,6 +92,25 @@ def _nothing(device: torch.device) -> torch.Tensor:
     return found
 
 
+class Hold:
+    """Keeps a value, as autograd's handles do, for as long as somebody else will read it.
+
+    Args:
+        value: The value.
+        ended: Called with the value at the end of the hold.
+    """
+
+    __slots__ = ("_ended", "_value")
+
+    def __init__(self, value: Value, ended: Callable[[Value], None]) -> None:
+        value.handles += 1
+        self._value, self._ended = value, ended
+
+    def __del__(self) -> None:
+        if hasattr(self, "_ended"):
+            self._ended(self._value)
+
+
 class Handle:
     """What autograd holds in place of a tensor whose value may leave. Its destruction, in any thread, releases it.
 

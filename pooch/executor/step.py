@@ -266,6 +266,7 @@ class Step(SavedTensors):
         self.evictor.plan_left()
         with self.lock, torch._C._DisableTorchDispatch():
             self.let_kept_leave()
+            self.owner.let_sources_leave()
         if self._on_mismatch == "follow" or self.is_quiet:
             return
         if self.evictor.is_held:

@@ -143,6 +143,50 @@ def test_an_optimizer_is_found_that_was_not_given() -> None:
         assert memory_of(auto).values.moved.out_bytes["state"] > 0
 
 
+def test_the_first_step_of_an_optimizer_that_was_not_given_holds_the_budget() -> None:
+    model = network()
+    optimizer = adamw(model)
+    parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    with held(model, None, 3 * parameters_bytes):  # enough until the moments of AdamW come
+        for _ in range(STEPS):
+            step(model, optimizer)
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_what_an_optimizer_needs_beside_its_state_counts_from_its_first_step_on(is_given: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 2**15), nn.Linear(2**15, 16))  # two parameters have most of the bytes
+    optimizer = adamw(model)
+    parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    with held(model, optimizer if is_given else None, 9 * parameters_bytes // 2):
+        for _ in range(STEPS):
+            model(torch.randn(1, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_what_takes_most_of_the_budget_may_leave_before_a_step_has_passed_it(is_given: bool) -> None:
+    model = network()
+    optimizer = adamw(model)
+    parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    with held(model, optimizer if is_given else None, 24 * parameters_bytes // 5):  # of which ops need a quarter
+        for _ in range(STEPS):
+            model(torch.randn(600, WIDTH)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_state_that_is_there_already_is_not_expected_once_more() -> None:
+    model = network()
+    optimizer = adamw(model)
+    parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    with held(model, optimizer, 6 * parameters_bytes) as auto:
+        for _ in range(STEPS):
+            step(model, optimizer)
+        assert auto._driver._persistence.memory is None, "everything fits at once"
+
+
 def test_everything_stays_where_there_is_room_for_it() -> None:
     model = network()
     optimizer = adamw(model)
@@ -643,3 +687,27 @@ def _failing_for(place: Any, original: Any) -> Any:
         return Failed() if self is place else original(self, storage)
 
     return copy_in
+
+
+class CalledInItsOwnWay(nn.Linear):
+    """As the modules of some packages are: `torch.nn.Module` does not see its calls."""
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.forward(inputs)
+
+
+def test_a_model_whose_calls_are_not_seen_is_told_once_an_optimizer_steps() -> None:
+    model = CalledInItsOwnWay(WIDTH, WIDTH)
+    optimizer, other = adamw(model), adamw(nn.Linear(1, 1))
+    told: list[str] = []
+    with pooch.auto(model, "1GiB", optimizer, tell=told.append) as auto:
+        other.step()
+        assert not told
+        step(model, optimizer)
+        step(model, optimizer)
+        assert [line for line in told if "CalledInItsOwnWay" in line and "auto.region()" in line] == told
+        assert len(told) == 1
+        with auto.region():
+            loss = model(torch.randn(8, WIDTH)).square().mean()
+        loss.backward()
+        assert auto.summary().steps == 1
