@@ -43,7 +43,7 @@ def draw_plan(profile: Profile, plan: Plan) -> Figure:
         label = f"budget {format_bytes(plan.budget_bytes)}"
         memory.axhline(plan.budget_bytes / scale, color=BUDGET, linestyle="--", linewidth=1.4, label=label)
     # Where there are bands along the bottom, the legend would hide them.
-    _finish_memory(memory, byte_name, profile_title(profile), "lower center" if step is None else "upper right")
+    _finish_memory(memory, byte_name, profile_title(profile), has_bands=step is not None)
     _draw_streams(streams, planned, divisor)
     backward = float(planned.slot_start_ms[profile.forward_ops]) / divisor
     for axes in (memory, streams):
@@ -132,14 +132,14 @@ def _draw_persistent(axes: Axes, step: MovingStep, divisor: float, scale: int) -
         below = above
 
 
-def _finish_memory(axes: Axes, unit: str, title: str, legend: str = "lower center") -> None:
+def _finish_memory(axes: Axes, unit: str, title: str, *, has_bands: bool = False) -> None:
     axes.set_title(title, loc="left", fontsize=11)
     axes.set_ylabel(f"live device memory ({unit})")
     axes.set_ylim(0, axes.get_ylim()[1] * 1.12)  # room for the names of the passes
     axes.margins(x=0.01)
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc=legend, fontsize=9, framealpha=0.9)
+    axes.legend(loc="upper right" if has_bands else "lower center", fontsize=9, framealpha=0.9)
 
 
 def _draw_streams(axes: Axes, timeline: Timeline, divisor: float) -> None:
