@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pooch.executor.engines.cpu import CpuTicket
 from pooch.executor.engines.spill_file import Mover
 from pooch.ground.errors import TierError
 from pooch.torchtools import raw_looks, raw_storages, watch
@@ -282,6 +283,7 @@ def test_what_is_used_soon_does_not_leave_for_what_is_used_next(kept: Kept, monk
     assert order.states(1, *range(6, 12)) == ["away", *["clean"] * 6]
 
 
+@pytest.mark.usefixtures("copied_in_python")
 def test_nobody_waits_for_what_leaves_ahead(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written to is copied first, if it has left before, and leaves when that is done."""
     order = Order(kept)
@@ -295,9 +297,25 @@ def test_nobody_waits_for_what_leaves_ahead(kept: Kept, monkeypatch: pytest.Monk
     kept.memory.bring_back([order.all[0]])
     assert order.states(58, 59) == ["leaving", "here"]
     assert order.states(1) == ["away"]
+    assert not order.all[58].leaves  # a copy ahead is in vain if it does not
+    with monkeypatch.context() as patch:
+        patch.setattr(CpuTicket, "is_done", lambda ticket: False)
+        kept.memory.bring_back([order.all[0]])
+        assert order.states(58) == ["leaving"]
     order.all[58].ticket.wait()
     kept.memory.bring_back([order.all[0]])
     assert order.states(58) == ["away"]
+
+
+def test_state_that_is_used_last_leaves_first_and_no_more_than_has_to(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = Order(kept)
+    order.here(monkeypatch, range(60))
+    for value in order.all:
+        value.kind = "state"
+    kept.memory.let_state_leave(2 * order.all[0].size_bytes)
+    assert order.states(0, 57, 58, 59) == ["clean", "clean", "away", "away"]
 
 
 # What is found --------------------------------------------------------------------------------------------------------
@@ -430,6 +448,23 @@ def test_a_read_that_fails_leaves_it_away_and_is_told(kept: Kept, what: str, mon
     value = kept.value(training.parameters[0])
     assert (value.state, value.is_busy, value.users, value.can_leave) == ("away", False, 0, False)
     assert all_same(training.contents(), expected)
+
+
+@pytest.mark.usefixtures("copied_in_python")
+def test_a_read_that_fails_once_is_repeated(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(kept)
+    expected = training.contents()
+    kept.leave()
+    original, failures = Mover.read, [OSError("no such luck")]
+
+    def read(*arguments: Any) -> None:
+        if failures:
+            raise failures.pop()
+        original(*arguments)
+
+    monkeypatch.setattr(Mover, "read", read)
+    assert all_same(training.contents(), expected)
+    assert not failures
 
 
 @pytest.mark.usefixtures("copied_in_python")
