@@ -52,7 +52,7 @@ def profile_of(model: str, device: str) -> Profile:
 def planned(model: str, device: str, budget: str, profile: Profile) -> dict[str, Any]:
     """One case, in figures."""
     began_s = time.monotonic()
-    plan = pooch.plan(profile, budget, region="step", moves="all", explain=False)
+    plan = pooch.plan(profile, budget, region="step", moves="all", explain=False, time_limit_s=60)
     moved = plan.persistent
     return {
         "workload": named(model, device, budget),

@@ -573,8 +573,10 @@ class StepDriver:
         Args:
             compiled: What was compiled.
         """
+        self.governed.release_parts()
         module = getattr(compiled, "__self__", compiled)
-        if self.governed.is_governed(module) and torch.is_grad_enabled() and not self._here.is_within_call:
+        if isinstance(module, torch.nn.Module) and self.governed.is_governed(module) and not self._here.is_within_call:
+            self.governed.release(module)
             self._remarks.called_within_compiled()
 
     def _follow(self, running: RunningStep, step: Step) -> None:

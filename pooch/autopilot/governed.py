@@ -63,7 +63,7 @@ class _GovernedCall(CallRegion):
         self, module: torch.nn.Module, surround: Surround, here: CallingThread, number: int, carrier: Carrier | None
     ) -> None:
         super().__init__(module, nullcontext, "auto" if number >= 0 else "watch", here, takes_compiled=True)
-        self.stays = number >= 0
+        self.stays = self.is_whole = number >= 0
         self._surround, self._number = surround, number  # the model keeps the budget alive, and nothing else does
         self._carrier = carrier
         self._quiet = QuietCalls()
@@ -188,6 +188,12 @@ class GovernedModels:
         for number, reference in enumerate(self._models):
             if any(each is reference() for each in parts):
                 self._models[number] = _no_model  # others keep their numbers
+
+    def release_parts(self) -> None:
+        """Govern parts no longer where they are called on their own: a compiled graph may call them, region and all."""
+        for placed in [each() for each in self._calls]:
+            if placed is not None and not placed.is_whole:
+                placed.remove()
 
     def remove(self) -> None:
         """Take all regions away."""

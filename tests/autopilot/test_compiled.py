@@ -273,3 +273,32 @@ def test_what_is_compiled_of_a_governed_model_is_told() -> None:
         gradients(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
     (line,) = [line for line in under.told if "torch.compile" in line]
     assert "give the compiled model" in line
+
+
+class Heavy(nn.Sequential):
+    """Its parameters take more than its activations."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(WIDTH, 512), *(nn.Linear(512, 512) for _ in range(4)), nn.Linear(512, 10))
+
+
+def compiled_in_the_middle(model: nn.Module) -> list[Tensor]:
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(8):
+        if step == 5:
+            model.compile(backend="inductor")
+        optimizer.zero_grad()
+        functional.cross_entropy(model(torch.randn(64, WIDTH)), torch.randint(10, (64,))).backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_parameters_that_are_away_come_back_before_a_compiled_graph_runs() -> None:
+    expected = compiled_in_the_middle(built(Heavy))
+    model, under = built(Heavy), Under("45%")
+    with under(model):
+        assert all(map(torch.equal, compiled_in_the_middle(model), expected))
+    told = "\n".join(under.told)
+    assert "leave cpu memory where a step would pass the budget" in told
+    assert "stay on the device, as compiled graphs read them by their addresses" in told
