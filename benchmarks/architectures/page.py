@@ -175,7 +175,7 @@ def _reason(line: Line, cell: outcome.Cell) -> str:
         share = f"peak {cell['peak_bytes'] / cell['budget_bytes']:.3f} of the budget"
         if _is_impossible(line, cell):
             need = f"{format_bytes(line['plain']['need_bytes'])} of {line['plain']['need_operator']}"
-            share += f", which is less than the {need} alone"
+            share += f" (nothing holds one below the {need})"
         parts.append(f"{share}; {told[0] if told else cell['pooch']['verdict'].removeprefix('pooch: ')}")
     return "; ".join(parts)
 
