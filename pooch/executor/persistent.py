@@ -28,7 +28,7 @@ from ..torchtools.tensors import find_tensors, has_plain_storage, memory_address
 from ..torchtools.watch import LIBRARY
 from .evictor import Evictor
 from .own_work import OWN_WORK
-from .slices import Slice
+from .slices import Slice, stepping_bytes
 from .tier import StepTier
 
 _LEAST_BYTES = 4096  # of a value: moving fewer takes longer than it gains
@@ -320,6 +320,7 @@ class PersistentMemory:
                 value for value in map(self._value_of, self._changed(optimizer, parameters)) if value is not None
             ]
             if changed and all(value.state == "here" for value in changed):
+                self._evictor.look(stepping_bytes(optimizer, parameters))
                 return  # nothing of it moves: it is as in plain training
             others_bytes = self._evictor.live.now() - self.values.here_bytes()
             room_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes - max(0, others_bytes)

@@ -10,7 +10,15 @@ import torch
 from ..machine.persistent import PersistentValue
 from .evictor import Evictor
 
+_NEW_STATE = 2  # times the size of a parameter: what its state is thought to take
 _TEMPORARY = 2  # times the size of its parameters: what a slice needs beside what it changes
+
+
+def stepping_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> int:
+    """How much stepping some parameters takes beside what is there: temporary tensors, and the state to come."""
+    parameters = list(parameters)
+    new = sum(each.nbytes for each in parameters if not optimizer.state.get(each))
+    return _TEMPORARY * sum(each.nbytes for each in parameters) + _NEW_STATE * new
 
 
 class Slice:
@@ -62,10 +70,13 @@ class Slice:
             bring_back: Brings values back.
         """
         store, stats = self._evictor.store, self._evictor.stats
+        needed_bytes = stepping_bytes(self._optimizer, self._parameters)
+        away = [value for value in self._all if value.state == "away"]
         for value in self._all:
             value.is_busy = True
-            if value.state == "away":
-                store.start_in(value, stats)
+        self._evictor.look(sum(value.size_bytes for value in away) + needed_bytes)
+        for value in away:
+            store.start_in(value, stats)
         bring_back(self._values)
         for value in self._values:
             store.finish_out(value, stats)
@@ -76,6 +87,7 @@ class Slice:
         for value in self._values:
             store.finish_out(value, stats)
         self._can_undo = [value for value in self._values if value.is_copied]
+        self._evictor.look(needed_bytes)
 
     def end(self) -> None:
         """Let values leave again."""

@@ -74,7 +74,9 @@ def test_counters_are_those_of_the_device(device: torch.device) -> None:
     del value
     assert accelerators.allocated_bytes(device) == before == torch.cuda.memory_allocated(device)
     assert accelerators.peak_allocated_bytes(device) == before + 4 * 2**20
-    assert accelerators.peak_reserved_bytes(device) == torch.cuda.max_memory_reserved(device)
+    # Since the peaks were reset, which the program's own counters do not see.
+    reserved = torch.cuda.memory_reserved(device)
+    assert reserved <= accelerators.peak_reserved_bytes(device) <= torch.cuda.max_memory_reserved(device)
     assert accelerators.total_bytes(device) == torch.cuda.get_device_properties(device).total_memory
     assert accelerators.name_of(device) == torch.cuda.get_device_name(device)
     assert device in accelerators.all_accelerators()
