@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -53,6 +54,15 @@ def pytest_runtest_teardown() -> None:
     """A test that failed must not hold its tensors, which would take a part of the budgets of those after it."""
     for name in ("last_traceback", "last_value", "last_exc"):
         vars(sys).pop(name, None)
+
+
+@pytest.fixture(autouse=True)
+def _graphs_let_go(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What tests have compiled holds their models, which would take a part of the budgets of those after them."""
+    yield
+    if "compiled" in request.node.path.name:
+        torch._dynamo.reset()
+        gc.collect()
 
 
 # Where what leaves beneath a plan is tested too. Elsewhere a plan is looked at by itself.
