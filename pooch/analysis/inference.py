@@ -34,7 +34,7 @@ def inference_of(profile: Profile) -> Profile:
         profile, ops=(*forward, closing), values=values, anchors=(), forward_ops=end,
         model_begin=min(profile.model_begin, end), model_end=min(profile.model_end, end),
         persistent_bytes=outside_bytes, step_ms=sum(op.time_ms for op in forward), reserved_bytes=0, hooks=HookCosts(),
-        splits=(), split=None,
+        splits=(), split=None, persistent=(),
         notes=(*profile.notes, "its forward pass without gradients"),
     )  # fmt: skip
     points = _points(profile, step, outside_bytes)

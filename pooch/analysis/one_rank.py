@@ -36,7 +36,7 @@ def one_rank(profile: Profile, sharding: Sharding) -> Profile:
     Raises:
         UsageError: the step is one that is not modelled.
     """
-    whole = replace(profile, split=None, splits=())
+    whole = replace(profile, split=None, splits=(), persistent=())  # what outlives the step is shared among ranks
     made = _sharded(whole, sharding) if sharding.kind == "fsdp" else _data_parallel(whole, sharding)
     return replace(made, model_signature=_ranks_of(made).signature(profile.model_signature))
 

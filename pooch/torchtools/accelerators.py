@@ -172,7 +172,7 @@ def memory_counters(device: torch.device) -> dict[str, int]:
     other = _OTHERS.get(device.type)
     if other is not None:
         return other.memory_counters(_index(device))
-    if not torch._C._accelerator_isAllocatorInitialized():
+    if not torch.accelerator.is_available() or not torch._C._accelerator_isAllocatorInitialized():
         return {}
     return flattened(PEAKS.read(_index(device)))
 

@@ -132,6 +132,7 @@ def _interpolated(known: Sequence[KnownStep], shapes: Row) -> Interpolation:
         batch_size=_batch_size(profiles, rule),
         notes=(_note(known, shapes, points, peak_bytes),),
         split=None,
+        persistent=(),
     )
     fault = check_profile(made)
     if fault is not None:

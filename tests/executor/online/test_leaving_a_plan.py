@@ -68,7 +68,7 @@ def test_what_is_left_of_the_step_is_as_plain(
         model.zero_grad()
         following = None if follow is None else follow()
         if following is not None:
-            following.open(_not_compiled)
+            following.open(_NO_GRAPH.runs)
         loss = model(inputs).square().mean()
         if following is not None:
             following.close_forward()
@@ -101,8 +101,12 @@ def test_what_is_left_of_the_step_is_as_plain(
     assert missing_bytes <= online_missing_bytes
 
 
-def _not_compiled() -> None:
-    raise AssertionError("no graph runs here")
+class _NoGraph:
+    def runs(self) -> None:
+        raise AssertionError("nothing is compiled here")
+
+
+_NO_GRAPH = _NoGraph()
 
 
 def test_a_planned_step_without_room_for_what_it_keeps_lets_it_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +126,7 @@ def test_a_planned_step_without_room_for_what_it_keeps_lets_it_go(monkeypatch: p
         evictor.set_budget(evictor.live.now() + room_bytes)
         evictor.begin_step(RunStats())
         following = GovernedStep.on_plan(evictor, plan, Known(plan=plan, table=ActionTable.of(plan)))
-        following.open(_not_compiled)
+        following.open(_NO_GRAPH.runs)
         loss = model(inputs).square().mean()
         following.close_forward()
         assert not following.left_plan
