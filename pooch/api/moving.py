@@ -128,7 +128,9 @@ class MovingPlanner:
             return None
         best = min(plans, key=_duration)
         if best.step.timeline.step_ms > self.bound_ms * (1 + OPTIMAL_GAP):
-            thorough = self._planned(self._points_of(best), best.allowance_bytes, thorough=True)
+            thorough = self._planned(
+                self._cycle.allowed_points(best.allowance_bytes), best.allowance_bytes, thorough=True
+            )
             best = best if thorough is None else min(best, thorough, key=_duration)
         return self._climbed(best)
 
@@ -148,9 +150,6 @@ class MovingPlanner:
                     best, improves = plan, True
                     break
         return best
-
-    def _points_of(self, plan: MovingPlan) -> numpy.ndarray:
-        return self._cycle.allowed_points(plan.allowance_bytes)
 
     def _shortest(self) -> MovingPlan | None:
         return min((plan for plan in self._found.values() if plan is not None), key=_duration, default=None)

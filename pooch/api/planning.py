@@ -177,18 +177,9 @@ def _in_slices(profile: Profile, options: PlanOptions) -> Profile | None:
     return in_slices(profile, options.region) if options.policy in SEARCHES else None
 
 
-def _plan_variant(
-    profile: Profile,
-    budget_bytes: int,
-    options: PlanOptions,
-    *,
-    known: Sequence[Plan],
-    start: Decisions | None,
-    progress: PlanningProgress | None,
-) -> Plan:
-    if options.moves == "all" and can_move(profile) and budget_bytes < profile.peak_bytes:
-        return _plan_moving(profile, budget_bytes, options, known=known, start=start, progress=progress)
-    return _plan_staying(profile, budget_bytes, options, known=known, start=start, progress=progress)
+def _plan_variant(profile: Profile, budget_bytes: int, options: PlanOptions, **others: Any) -> Plan:
+    moves = options.moves == "all" and can_move(profile) and budget_bytes < profile.peak_bytes
+    return (_plan_moving if moves else _plan_staying)(profile, budget_bytes, options, **others)
 
 
 def _plan_moving(profile: Profile, budget_bytes: int, options: PlanOptions, **others: Any) -> Plan:

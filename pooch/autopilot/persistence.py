@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..executor.evictor import Evictor
 from ..executor.persistent import PersistentMemory, move_state
+from ..executor.slices import MOMENTS, TEMPORARIES
 from ..executor.tier import rounded_bytes
 from ..ground.errors import InfeasibleTier, UsageError
 from ..ground.units import format_bytes
@@ -42,8 +43,6 @@ _NAMES: dict[Kind, str] = {
     "state": "optimizer's state",
     "buffer": "buffers",
 }
-_MOMENTS = 2  # of each parameter, in the state of these optimizers
-_TEMPORARIES = 2  # of the size of a parameter, while they step it
 _WITH_MOMENTS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam)
 
 
@@ -232,7 +231,7 @@ class Persistence:
         here_bytes = sum(parameter.nbytes for parameter in parameters)
         needed_bytes = here_bytes + sum(parameter.nbytes for parameter in trained if parameter.grad is None)
         room_bytes = int(TIGHT_SHARE * (self._room_bytes(here_bytes) or budget_bytes))
-        most_bytes = (_MOMENTS + _TEMPORARIES) * sum(parameter.nbytes for parameter in trained)
+        most_bytes = (MOMENTS + TEMPORARIES) * sum(parameter.nbytes for parameter in trained)
         if not needed_bytes <= room_bytes < needed_bytes + most_bytes:
             return needed_bytes > room_bytes
         return needed_bytes + self._stepping_bytes(trained) > room_bytes
@@ -249,8 +248,8 @@ class Persistence:
             for parameter in (each for group in optimizer.param_groups for each in group["params"]):
                 if id(parameter) in numbers:
                     largest_bytes = max(largest_bytes, parameter.nbytes)
-                    moments_bytes += 0 if parameter in optimizer.state else _MOMENTS * parameter.nbytes
-        return moments_bytes + _TEMPORARIES * largest_bytes
+                    moments_bytes += 0 if parameter in optimizer.state else MOMENTS * parameter.nbytes
+        return moments_bytes + TEMPORARIES * largest_bytes
 
     def _room_bytes(self, here_bytes: int) -> int:
         """What of the budget is not taken by other things than what may leave, of which so much is here."""
@@ -369,7 +368,7 @@ def _stepped(persistence: weakref.ref[Persistence], optimizer: torch.optim.Optim
 
 def _moments(optimizers: Iterable[torch.optim.Optimizer]) -> int:
     """How many numbers of state optimizers have for each number of a parameter, where that is known."""
-    return 2 if any(type(each) in _WITH_MOMENTS for each in optimizers) else 0
+    return MOMENTS if any(type(each) in _WITH_MOMENTS for each in optimizers) else 0
 
 
 def _parameters_of(models: Iterable[torch.nn.Module]) -> list[torch.nn.Parameter]:

@@ -10,15 +10,15 @@ import torch
 from ..machine.persistent import PersistentValue
 from .evictor import Evictor
 
-_NEW_STATE = 2  # times the size of a parameter: what its state is thought to take
-_TEMPORARY = 2  # times the size of its parameters: what a slice needs beside what it changes
+MOMENTS = 2  # times the size of a parameter: what its state is thought to take
+TEMPORARIES = 2  # times the size of its parameters: what a slice needs beside what it changes
 
 
 def stepping_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> int:
     """How much stepping some parameters takes beside what is there: temporary tensors, and the state to come."""
     parameters = list(parameters)
     new = sum(each.nbytes for each in parameters if not optimizer.state.get(each))
-    return _TEMPORARY * sum(each.nbytes for each in parameters) + _NEW_STATE * new
+    return TEMPORARIES * sum(each.nbytes for each in parameters) + MOMENTS * new
 
 
 class Slice:
@@ -46,7 +46,7 @@ class Slice:
         self._evictor, self._optimizer, self._parameters = evictor, optimizer, parameters
         self._all = values
         self._values: list[PersistentValue] = []
-        room_bytes -= sum(each.size_bytes for each in values) + _TEMPORARY * sum(each.nbytes for each in parameters)
+        room_bytes -= sum(each.size_bytes for each in values) + TEMPORARIES * sum(each.nbytes for each in parameters)
         for value in values:
             if value.state == "here" and value.size_bytes <= room_bytes:
                 room_bytes -= value.size_bytes

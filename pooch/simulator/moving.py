@@ -9,8 +9,7 @@ import numpy
 from ..analysis.dataflow import Dataflow
 from ..analysis.occupancy import occupancy
 from ..analysis.persistence import MoveAction, Residence
-from ..ir import Action, Interval, Schedule, Timeline
-from ..ir.timeline import Stream
+from ..ir import Action, Schedule, Timeline
 from .simulate import Play
 
 _MOST_STEPS, _SAME_MS = 8, 1e-6
@@ -107,26 +106,11 @@ class _MovingPlay(Play):
             self._move(move)
 
     def _move(self, move: MoveAction) -> None:
+        position, tensor = move.position, move.tensor
         if move.kind == "copy_out":
-            self.begin_copy()
-            self._out_ms[move.tensor] = self._moved(move, self.streams.copy_out(self.now_ms, move.size_bytes))
+            self._out_ms[tensor] = self.copy("copy_out", "move", position, tensor, move.size_bytes)
         elif move.kind == "copy_in":
-            self.begin_copy()
-            self._in_ms[move.tensor] = self._moved(move, self.streams.copy_in(self.now_ms, move.size_bytes))
+            self._in_ms[tensor] = self.copy("copy_in", "move", position, tensor, move.size_bytes)
         else:
             ends_ms = self._out_ms if move.kind == "free" else self._in_ms
-            self._await(move, ends_ms.get(move.tensor, 0.0))
-
-    def _moved(self, move: MoveAction, span: tuple[float, float]) -> float:
-        if self.detail:
-            stream: Stream = "copy_out" if move.kind == "copy_out" else "copy_in"
-            self.intervals.append(Interval(stream, "move", move.position, move.tensor, *span))
-        return span[1]
-
-    def _await(self, move: MoveAction, until_ms: float) -> None:
-        if until_ms <= self.now_ms:
-            return
-        if self.detail:
-            self.intervals.append(Interval("compute", "stall", move.position, -1, self.now_ms, until_ms))
-        self.stall_ms += until_ms - self.now_ms
-        self.now_ms = until_ms
+            self.stall(position, -1, ends_ms.get(tensor, 0.0))

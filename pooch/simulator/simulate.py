@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy
 
 from ..analysis.dataflow import Dataflow
@@ -57,8 +59,8 @@ class Play:
         self._replay_host_times_ms = dataflow.replay_host_times_ms
         self._copy_begin_ms = dataflow.profile.hooks.copy_ms
         self._has_streams = dataflow.profile.device.has_streams
-        self.streams = Streams(dataflow.profile.link)
-        self.detail = detail
+        self._streams = Streams(dataflow.profile.link)
+        self._detail = detail
         self._out_end_ms: dict[int, float] = {}
         self._in_end_ms: dict[int, float] = {}
         self.now_ms = self.stall_ms = self.replay_ms = self._host_ms = 0.0
@@ -78,13 +80,13 @@ class Play:
 
     def run_ops(self, begin: int, end: int) -> None:
         """Run the ops of some slots one after the other."""
-        compute, starts, now_ms, host_ms = self.streams.compute, self.slot_start_ms, self.now_ms, self._host_ms
+        compute, starts, now_ms, host_ms = self._streams.compute, self.slot_start_ms, self.now_ms, self._host_ms
         for slot in range(begin, end):
             now_ms = max(now_ms, host_ms)
             starts.append(now_ms)
             now_ms = compute(now_ms, self._times_ms[slot])
             host_ms += self._host_times_ms[slot]
-            if self.detail:
+            if self._detail:
                 self.intervals.append(Interval("compute", "op", slot, slot, starts[-1], now_ms))
         self.now_ms, self._host_ms = now_ms, host_ms
 
@@ -98,43 +100,44 @@ class Play:
         if kind == "replay":
             self.reach_host()
             start_ms = self.now_ms
-            self.now_ms = self.streams.compute(start_ms, self._replay_times_ms[target])
+            self.now_ms = self._streams.compute(start_ms, self._replay_times_ms[target])
             self._host_ms += self._replay_host_times_ms[target]
             self.replay_ms += self.now_ms - start_ms
-            if self.detail:
+            if self._detail:
                 self.intervals.append(Interval("compute", "replay", action.slot, target, start_ms, self.now_ms))
         elif kind == "copy_out":
-            self.begin_copy()
-            span = self.streams.copy_out(self.now_ms, self._values[target].size_bytes)
-            self._out_end_ms[target] = self._copied(action, span)
+            size_bytes = self._values[target].size_bytes
+            self._out_end_ms[target] = self.copy("copy_out", "copy", action.slot, target, size_bytes)
         elif kind in ("copy_in", "refill"):
-            self.begin_copy()
-            span = self.streams.copy_in(self.now_ms, self._values[target].size_bytes)
-            self._in_end_ms[target] = self._copied(action, span)
+            size_bytes = self._values[target].size_bytes
+            self._in_end_ms[target] = self.copy("copy_in", "copy", action.slot, target, size_bytes)
         elif kind in ("free", "empty"):
-            self._stall(action, self._out_end_ms.get(target, 0.0))
+            self.stall(action.slot, target, self._out_end_ms.get(target, 0.0))
         elif kind == "wait":
-            self._stall(action, self._in_end_ms.get(target, 0.0))
+            self.stall(action.slot, target, self._in_end_ms.get(target, 0.0))
 
-    def begin_copy(self) -> None:
+    def _begin_copy(self) -> None:
         """The host issues the copy after the compute before it."""
         if self._has_streams:
             self._host_ms += self._copy_begin_ms
             self.reach_host()
         elif self._copy_begin_ms > 0:
-            self.now_ms = self.streams.compute(self.now_ms, self._copy_begin_ms)
+            self.now_ms = self._streams.compute(self.now_ms, self._copy_begin_ms)
 
-    def _copied(self, action: Action, span: tuple[float, float]) -> float:
-        """Note a copy; returns when it ends."""
-        if self.detail:
-            stream: Stream = "copy_out" if action.kind == "copy_out" else "copy_in"
-            self.intervals.append(Interval(stream, "copy", action.slot, action.target, *span))
+    def copy(self, stream: Stream, kind: Literal["copy", "move"], slot: int, target: int, size_bytes: int) -> float:
+        """Begin a copy, and return when it ends. The arguments are those of its `Interval`, and what it copies."""
+        self._begin_copy()
+        issue = self._streams.copy_out if stream == "copy_out" else self._streams.copy_in
+        span = issue(self.now_ms, size_bytes)
+        if self._detail:
+            self.intervals.append(Interval(stream, kind, slot, target, *span))
         return span[1]
 
-    def _stall(self, action: Action, until_ms: float) -> None:
+    def stall(self, slot: int, target: int, until_ms: float) -> None:
+        """Wait until a copy of the target has ended."""
         if until_ms <= self.now_ms:
             return
-        if self.detail:
-            self.intervals.append(Interval("compute", "stall", action.slot, action.target, self.now_ms, until_ms))
+        if self._detail:
+            self.intervals.append(Interval("compute", "stall", slot, target, self.now_ms, until_ms))
         self.stall_ms += until_ms - self.now_ms
         self.now_ms = until_ms

@@ -17,6 +17,7 @@ from pooch.api.doctor import basics, tier
 from pooch.executor.engines import cpu, spill_file
 from pooch.executor.engines.cpu import CpuArena
 from pooch.torchtools import accelerators, memory_meter, watch
+from tests.executor.test_tier_faults import changed_on_disk
 
 Put = Callable[[pytest.MonkeyPatch, Path], None]
 MISSING = "/nowhere/at/all"
@@ -138,19 +139,9 @@ def _copy_gives_other_bytes(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def _disk_gives_other_bytes(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    real = os.pwrite
-
-    def flipping(descriptor: int, view: memoryview, offset: int) -> int:
-        first = view[0]
-        view[0] = first ^ 1
-        try:
-            return real(descriptor, view, offset)
-        finally:
-            view[0] = first
-
     patch.setattr(cpu.copier.LIBRARY, "_module", None)  # a thread of Python writes through this function
     patch.setattr(cpu.copier.LIBRARY, "_is_known", True)
-    patch.setattr(spill_file.os, "pwrite", flipping)
+    changed_on_disk(patch)
 
 
 def _counter_is_wrong(patch: pytest.MonkeyPatch, folder: Path) -> None:
