@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy
 
@@ -19,10 +19,13 @@ from ..analysis.occupancy import occupancy
 from ..analysis.persistence import Cycle, Order, Residence, residence, with_resident
 from ..ground.errors import InfeasibleBudget
 from ..ir import Choice, Decisions, PersistentPlan, Profile
-from ..planner import JointSolution, PolicyOutcome
+from ..planner import PolicyOutcome
 from ..planner.contract import OPTIMAL_GAP
 from ..simulator import MovingStep, simulate_moving
 from .evaluation import StageEvaluator
+
+if TYPE_CHECKING:  # importing it would import the solver
+    from ..planner import JointSolution
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)  # of the widest allowance: where to look first
 AHEAD_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2)  # of the budget: room in which nothing of it stays for long

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..analysis.dataflow import Dataflow
 from ..analysis.persistence import Cycle, can_move, with_resident
@@ -20,7 +20,7 @@ from ..ir.arguments import profile_of
 from ..ir.layout import StepLayout
 from ..ir.persistent import Moves
 from ..ir.plan import Bound
-from ..planner import Effort, Evaluation, JointSolution, PlanningRequest, PolicyOutcome, described
+from ..planner import Effort, Evaluation, PlanningRequest, PolicyOutcome, described
 from ..simulator import simulate as simulate_schedule
 from .arena_fitting import ArenaFitting
 from .budgets import is_smallest, parse_budget
@@ -32,6 +32,9 @@ from .plan_building import MANUAL, pack_moving, pack_plan
 from .planning_aside import is_worthwhile, plan_in_child
 from .simulation import simulate
 from .splitting import in_slices, whole_or_in_slices
+
+if TYPE_CHECKING:  # importing it would import the solver
+    from ..planner import JointSolution
 
 _QUICK_SHARE, _THOROUGH_SHARE = 0.05, 0.3  # of the time limit, for each plan beside which other things move
 UNHURRIED_S = 30.0  # for the smallest budget, whatever the time limit of the plan

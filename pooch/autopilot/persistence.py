@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -210,9 +211,13 @@ class Persistence:
     def step_ends(self, rise_bytes: int) -> None:
         """Note that a step ends, in which nothing had to leave if it can be planned.
 
+        What Ctrl-C cuts short may have passed the budget because something was just about to leave.
+
         Args:
             rise_bytes: By how much its peak was above what was live before it.
         """
+        if isinstance(sys.exception(), KeyboardInterrupt):
+            return
         self._rises_bytes.append(rise_bytes)
         self._has_missed = self._has_missed or self._evictor.missing_bytes > 0
         if self.may_plan and self.moves:

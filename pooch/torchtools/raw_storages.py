@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from . import moving_memory
 from .address_askers import compares_addresses
 from .stand_ins import Place, StandIns
 from .tensors import has_plain_storage, storage_key
@@ -56,7 +57,7 @@ _KEEPERS: list[Keeper] = []
 
 _READING = ("cpu", "cuda", "clone", "tolist", "to", "type", "pin_memory", "_write_file", "__getitem__", "__reduce__")
 _WRITING = ("copy_", "fill_", "__setitem__", "byteswap", "_set_from_file")
-_HANDING_OUT = ("data_ptr", "_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "share_memory_", "resize_")
+_HANDING_OUT = ("data_ptr", "_share_cuda_", "share_memory_")  # and those that give a storage other memory
 
 
 def is_saving() -> bool:
@@ -161,9 +162,23 @@ _PLACES = StandIns(
 )
 
 
+class _Moves:
+    """Has keepers be asked before a storage gets other memory."""
+
+    def before_move(self, key: int) -> Callable[[], None]:
+        ends = ExitStack()
+        for keeper in [each for each in _KEEPERS if each.moves(key)]:
+            ends.callback(keeper.access(key, "address"))
+        return ends.close
+
+
+_MOVES = _Moves()
+
+
 def serve(keeper: Keeper) -> None:
     """Have reads of storages ask a keeper first."""
     _PLACES.use(keeper)
+    moving_memory.listen(_MOVES)
     _KEEPERS.append(keeper)
 
 
@@ -171,4 +186,6 @@ def serve_no_longer(keeper: Keeper) -> None:
     """Have a keeper be asked no longer. May be repeated."""
     if keeper in _KEEPERS:
         _KEEPERS.remove(keeper)
+    if not _KEEPERS:
+        moving_memory.listen_no_longer(_MOVES)
     _PLACES.leave(keeper)

@@ -90,9 +90,9 @@ def known_steps(build: Callable[[Shapes], Workload], *shapes: Shapes) -> list[Kn
 
 
 def without_times(profile: Profile) -> Profile:
-    """Everything that has to be predicted exactly."""
+    """Everything that has to be predicted exactly. What outlives the step is not predicted."""
     ops = tuple(replace(op, time_ms=0.0, host_ms=0.0) for op in profile.ops)
-    return replace(profile, ops=ops, step_ms=0.0, time_factor=1.0, notes=(), reserved_bytes=0)
+    return replace(profile, ops=ops, step_ms=0.0, time_factor=1.0, notes=(), reserved_bytes=0, persistent=())
 
 
 def points(profile: Profile) -> list[int]:

@@ -492,7 +492,7 @@ def test_whatever_ends_the_making_of_a_run_its_engine_is_closed(spill: Path, mon
     for error in (KeyboardInterrupt, ValueError, TierError):
         threads = copy_threads()
 
-        def interrupted(*_: Any, raised: type[BaseException] = error, before: int = threads) -> None:
+        def interrupted(*_: Any, raised: type[BaseException] = error, before: int = threads, **__: Any) -> None:
             assert copy_threads() == before + 1
             raise raised("now")
 

@@ -26,9 +26,7 @@ def test_a_caching_allocator_counts_all_three(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(accelerators, "has_streams", lambda device: True)
     monkeypatch.setattr(accelerators, "reset_peaks", lambda device: calls.append("reset"))
     counters = {f"{kind}_bytes.all.peak": peak for kind, peak in peaks.items()} | {"allocation.large_pool.peak": 1}
-    monkeypatch.setattr(torch.accelerator, "memory_stats", lambda device: counters)
-    for name in ("allocated", "reserved"):
-        monkeypatch.setattr(torch.accelerator, f"max_memory_{name}", lambda device, name=name: peaks[name])
+    monkeypatch.setattr(accelerators, "memory_counters", lambda device: counters)
     with MemoryMeter(torch.device("cuda", 0)) as meter:
         calls.append("run")
     asked_for_bytes = meter.peak_bytes - meter.rounding_bytes

@@ -25,9 +25,10 @@ import torch
 from ...ground.errors import TierError, first_line
 from ...ground.units import round_up
 from ...machine.values import Ticket
-from ...torchtools import copier
+from ...torchtools import copier, moving_memory
 from ...torchtools.copier import has_died
 from ...torchtools.endings import end_with
+from ...torchtools.moving_memory import memory_moves
 from ...torchtools.ranges import copy_range
 from ...torchtools.spill_directory import SpillDirectory
 from .free_room import FreeRoom
@@ -38,6 +39,7 @@ from .tier_room import TierRoom
 
 # How often a thread that waits for a copy checks that the copy thread is alive.
 LOOK_AGAIN_S = 0.2
+FIRST_LOOK = 256  # at so many copies of an arena those that have ended are forgotten
 
 
 @dataclass
@@ -226,6 +228,8 @@ class CpuArena:
         self._engine = engine
         self._file, self._purpose = file, purpose
         self._room = None if file is None else engine.copier.room(file, file.descriptor, engine.check)
+        self._under_way: dict[int, Ticket] = {}  # the last copy of each storage
+        self._next_look = FIRST_LOOK
 
     def is_beside(self) -> bool:
         """Return False, since the CPU has no streams."""
@@ -242,18 +246,34 @@ class CpuArena:
         """Start copying a storage to the file."""
         assert self._room is not None, "the arena is closed, or has no room"
         with copy_range(True, storage):
-            return self._room.copy_out(storage, offset_bytes)
+            return self._started(self._room.copy_out(storage, offset_bytes), storage)
 
     def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> Ticket:
         """Start filling a storage from the file."""
         assert self._room is not None, "the arena is closed, or has no room"
         with copy_range(False, storage):
-            return self._room.copy_in(storage, offset_bytes)
+            return self._started(self._room.copy_in(storage, offset_bytes), storage)
+
+    def _started(self, ticket: Ticket, storage: torch.UntypedStorage) -> Ticket:
+        if len(self._under_way) >= self._next_look:
+            self._under_way = {key: each for key, each in self._under_way.items() if not each.is_done()}
+            self._next_look = max(FIRST_LOOK, 2 * len(self._under_way))
+        self._under_way[storage._cdata] = ticket
+        if memory_moves():
+            ticket.wait()
+        return ticket
+
+    def finish_copies_of(self, key: int) -> None:
+        """Wait for the copies of a storage, whose `_cdata` is given."""
+        ticket = self._under_way.get(key)
+        if ticket is not None:
+            ticket.wait()
 
     def close(self) -> None:
         """Wait for the last copy, then return the file to the engine."""
         if self._room is not None:
             self._room.finish()
+            self._under_way.clear()
         file, self._file, self._room = self._file, None, None  # a reference to the arena must not keep the file
         if file is not None:
             self._engine.take_back(file, self._purpose)
@@ -289,7 +309,9 @@ class CpuEngine:
         self._closed = False
         self._process = os.getpid()
         self.copier = new_copier(self.health.rates)
+        self._arenas: weakref.WeakSet[CpuArena] = weakref.WeakSet()
         self._finalizer = end_with(self, self.copier.stop)
+        moving_memory.listen(self)
 
     @property
     def description(self) -> str:
@@ -326,7 +348,15 @@ class CpuEngine:
         file = None if purpose == "copies" else self._free.take(padded)
         file = file or self._new_file(padded)
         self._in_use.add(file)
-        return CpuArena(self, file, purpose)
+        arena = CpuArena(self, file, purpose)
+        self._arenas.add(arena)
+        return arena
+
+    def before_move(self, key: int) -> Callable[[], None]:
+        """Wait for the copies of a storage that is about to get other memory."""
+        for arena in list(self._arenas):
+            arena.finish_copies_of(key)
+        return _nothing
 
     def _new_file(self, size_bytes: int) -> SpillFile:
         taken_bytes = size_bytes - ALIGNMENT_BYTES
@@ -358,6 +388,11 @@ class CpuEngine:
         if not list(self._in_use):
             self._finalizer()
             self._free.clear()
+            moving_memory.listen_no_longer(self)
+
+
+def _nothing() -> None:
+    """What is to be done once a storage has other memory."""
 
 
 def _explained(directory: SpillDirectory, error: BaseException) -> TierError:
