@@ -47,7 +47,8 @@ def memory_moves() -> bool:
 def _key_of(moved: Any) -> int | None:
     """The key of what is moved, or None if it has no bytes of its own."""
     if isinstance(moved, torch.UntypedStorage):
-        return moved._cdata
+        key: int = moved._cdata
+        return key
     return storage_key(moved) if has_plain_storage(moved) else None
 
 
@@ -58,8 +59,9 @@ def _moving(original: Any) -> Any:
         _MOVING.depth += 1
         try:
             with ExitStack() as ends:
-                for listener in list(_LISTENERS) if key is not None else ():
-                    ends.callback(listener.before_move(key))
+                if key is not None:
+                    for listener in list(_LISTENERS):
+                        ends.callback(listener.before_move(key))
                 return original(storage, *args, **kwargs)
         finally:
             _MOVING.depth -= 1
