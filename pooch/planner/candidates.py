@@ -152,7 +152,7 @@ class Candidates:
         """Whether at least so many slots lie between its last use by the forward pass and its first by the backward."""
         if not self.dataflow.is_source(value):  # it is written over, so nothing could bring it back
             return False
-        until = value.first_unpack if value.first_unpack != NEVER else value.death
+        until = value.first_unpack if value.first_unpack != NEVER else value.death + 1  # it lives in that slot as well
         return self.dataflow.last_use(value) + slots < until
 
     def all_of(self, choice: Choice) -> dict[int, Choice]:

@@ -72,6 +72,16 @@ def test_copies_of_a_nanosecond_are_no_less_than_the_solver_s_tolerance() -> Non
     assert_relaxed(of, decisions | {6: "swap"}, of.share(0.2), pieces=1)
 
 
+def test_what_nothing_reads_again_frees_the_last_slot_in_which_it_lives() -> None:
+    """Such values die one slot after their last use: that slot is all that there is to gain."""
+    of = case(random_profile(Random(24985680), 5))
+    unread = [item for item in Candidates(of.dataflow).items if item.value in (6, 7)]
+    assert [(item.need, item.death - item.release) for item in unread] == [(-1, 1), (-1, 1)]
+    assert [item.can_recompute for item in unread] == [True, True]
+    decisions: dict[int, Choice] = {3: "recompute", 4: "swap", 6: "keep", 7: "recompute"}
+    assert_relaxed(of, decisions, of.share(0.0), pieces=48)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("make", [resnet50, gpt2])
 def test_random_plans_of_networks_satisfy_the_program(make: Callable[..., Profile], seed: int) -> None:
