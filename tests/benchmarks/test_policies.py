@@ -29,7 +29,7 @@ def test_nothing_beats_the_integer_program_on_toys(profile: Profile) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
 def test_nothing_beats_the_integer_program_on_recorded_profiles(path: Path) -> None:
-    assert not beaten(measure_profile(Profile.load(path), ["80%", "60%", "45%", "35%"], 60))
+    assert not beaten(measure_profile(Profile.load(path), ["60%", "35%"], 60))
 
 
 def test_a_beaten_integer_program_is_noticed() -> None:
