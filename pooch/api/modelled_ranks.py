@@ -70,17 +70,16 @@ class RanksOptions:
         from ..analysis.one_rank import one_rank
         from ..analysis.sharding import Sharding
         from ..profiler.fake.units import units_of
-        from ..profiler.persistent import foreseen_state_bytes, state_bytes
+        from ..profiler.persistent import foreseen_state, state_bytes
 
         assert device_model is not None  # `check` came first
         optimizer = workload.optimizer
-        foreseen_bytes, _ = foreseen_state_bytes(optimizer, workload.model)
         units = units_of(workload.model, self.ranks, self.unit, divided=self.kind == "fsdp")
         sharding = Sharding(
             kind=self.kind,
             ranks=self.ranks,
             units=units,
-            state_bytes=state_bytes(optimizer) + foreseen_bytes,
+            state_bytes=state_bytes(optimizer) + foreseen_state(optimizer, workload.model).to_come_bytes,
             link=self._link(device_model),
             copy_bytes_per_ms=device_model.bytes_per_ms,
         )

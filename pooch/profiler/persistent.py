@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,31 +33,43 @@ def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
     return storage_bytes(t for state in optimizer.state.values() for t in find_tensors(state))
 
 
-def foreseen_state_bytes(optimizer: torch.optim.Optimizer | None, model: torch.nn.Module) -> tuple[int, list[str]]:
-    """Predicts the bytes of state on the model's device that the optimizer's steps will create, beyond what it has now.
+@dataclass(frozen=True)
+class ForeseenState:
+    """State of an optimizer on the model's device, as it will be after a step.
+
+    Attributes:
+        to_come_bytes: bytes that its steps will create, beyond what it has now.
+        bytes_of: {name of a parameter: bytes of the state for it}. Where that cannot be told, there is nothing: LBFGS
+            has one state for all parameters, and a step that fails on fake tensors tells nothing.
+        notes: for the reader of the profile: about a guess, if the step cannot be taken on fake tensors, or about an
+            upper bound.
+    """
+
+    to_come_bytes: int = 0
+    bytes_of: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def foreseen_state(optimizer: torch.optim.Optimizer | None, model: torch.nn.Module) -> ForeseenState:
+    """Predicts the state on the model's device that the optimizer will have.
 
     A shadow of the optimizer takes a step on fake tensors, so the real one, which may be inside a wrapper such as
     Accelerate's or Lightning's, is not touched.
-
-    Returns:
-        The bytes, and notes for the reader of the profile: about a guess, if the step cannot be taken on fake tensors,
-        or about an upper bound.
 
     Raises:
         UsageError: if it is not an optimizer.
         ProfileError: if it wraps an optimizer that cannot be found.
     """
     if optimizer is None:
-        return 0, []
-    real = unwrapped(optimizer)
-    device = model_device(model)
+        return ForeseenState()
+    real, device = unwrapped(optimizer), model_device(model)
     if isinstance(real, torch.optim.LBFGS):
-        return _full_history_bytes(real), [_HISTORY_NOTE]
+        return ForeseenState(_full_history_bytes(real), notes=(_HISTORY_NOTE,))
     if has_all_states(real):
-        return 0, []
+        return ForeseenState(bytes_of=_by_name(model, device, lambda parameter: real.state.get(parameter, {})))
     random = RandomStates.of(device)
     try:
-        return _stepped_bytes(real, device), []
+        return _stepped(real, model, device)
     except PoochError:
         raise
     except Exception as error:  # noqa: BLE001  (any optimizer of the user's may run here)
@@ -64,36 +78,28 @@ def foreseen_state_bytes(optimizer: torch.optim.Optimizer | None, model: torch.n
         random.restore(device)
 
 
-def state_by_parameter(optimizer: torch.optim.Optimizer | None, model: torch.nn.Module) -> dict[str, int]:
-    """Returns {name of a parameter: device bytes of the state that the optimizer has for it after a step}.
-
-    Where that cannot be told, there is nothing: LBFGS has one state for all parameters, and a step that fails on fake
-    tensors tells nothing.
-    """
-    if optimizer is None:
-        return {}
-    real, device = unwrapped(optimizer), model_device(model)
-    if isinstance(real, torch.optim.LBFGS):
-        return {}
-    if has_all_states(real):
-        sizes = {id(parameter): _long_bytes(state, device) for parameter, state in real.state.items()}
-    else:
-        random = RandomStates.of(device)
-        try:
-            sizes = _stepped_sizes(real, device)
-        except Exception:  # noqa: BLE001  (any optimizer of the user's may run here; its bytes are guessed elsewhere)
-            return {}
-        finally:
-            random.restore(device)
-    return {name: sizes[id(each)] for name, each in model.named_parameters() if sizes.get(id(each))}
-
-
-def _stepped_sizes(optimizer: torch.optim.Optimizer, device: torch.device) -> dict[int, int]:
-    """Returns {id of a parameter: bytes of the state that a shadow of the optimizer has for its copy after a step}."""
+def _stepped(optimizer: torch.optim.Optimizer, model: torch.nn.Module, device: torch.device) -> ForeseenState:
+    """Has a shadow of the optimizer take a step, and looks at its state."""
     with kept_as_it_was(optimizer):
         shadow = Shadow(optimizer)
-        shadow.step()
-        return {id(parameter): _long_bytes(shadow.state_of(parameter), device) for parameter in _trained(optimizer)}
+        before_bytes, has_stepped = _bytes_on(device, shadow), True
+        try:
+            shadow.step()
+        except Exception:
+            if not has_all_states(shadow.optimizer):  # many create all state first, and fail at the arithmetic
+                raise
+            has_stepped = False
+        trained = {id(parameter) for parameter in _trained(optimizer)}
+        bytes_of = _by_name(model, device, lambda each: shadow.state_of(each) if id(each) in trained else {})
+    return ForeseenState(_bytes_on(device, shadow) - before_bytes, bytes_of if has_stepped else {})
+
+
+def _by_name(
+    model: torch.nn.Module, device: torch.device, state_of: Callable[[torch.Tensor], Mapping[Any, Any]]
+) -> dict[str, int]:
+    """Returns {name of a parameter: bytes of its state}, for those that have some."""
+    sizes = ((name, _long_bytes(state_of(parameter), device)) for name, parameter in model.named_parameters())
+    return {name: size_bytes for name, size_bytes in sizes if size_bytes}
 
 
 def _long_bytes(state: Any, device: torch.device) -> int:
@@ -111,29 +117,17 @@ def _trained(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
-def _stepped_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-    with kept_as_it_was(optimizer):
-        shadow = Shadow(optimizer)
-        before = _bytes_on(device, shadow)
-        try:
-            shadow.step()
-        except Exception:
-            if not has_all_states(shadow.optimizer):  # many create all state first, and fail at the arithmetic
-                raise
-    return _bytes_on(device, shadow) - before
-
-
 def _bytes_on(device: torch.device, shadow: Shadow) -> int:
     return storage_bytes((t for t in shadow.states() if t.device.type == device.type), granule_bytes(device.type))
 
 
-def _guess(optimizer: torch.optim.Optimizer, error: Exception) -> tuple[int, list[str]]:
+def _guess(optimizer: torch.optim.Optimizer, error: Exception) -> ForeseenState:
     guess = 2 * sum(p.numel() * p.element_size() for p in _trained(optimizer))
     note = (
         f"the state of {type(optimizer).__name__} could not be predicted ({type(error).__name__}); {guess} bytes "
         "were assumed: take one optimizer step before profiling to have it measured"
     )
-    return guess, [note]
+    return ForeseenState(guess, notes=(note,))
 
 
 def _full_history_bytes(optimizer: torch.optim.LBFGS) -> int:

@@ -30,7 +30,7 @@ from .assembly import assembled_profile
 from .device_times import device_slot_times_ms
 from .hardware import describe_device
 from .outliving import persistent_tensors
-from .persistent import foreseen_state_bytes, gradient_bytes, state_by_parameter
+from .persistent import ForeseenState, foreseen_state, gradient_bytes
 from .pressure import EVERYTHING_STAYS, NOTHING_STAYS, evicting, saved_tensors_away, steps_under
 from .recorder import ForwardRecorder
 from .session import ProfileOptions, check_same_forward, user_errors_named
@@ -98,13 +98,10 @@ def profile_step(
 
 @dataclass(frozen=True, slots=True)
 class _Persistent:
-    """Bytes that are live before the step, those of the optimizer's state that its first step will create, and remarks
-    for the reader of the profile.
-    """
+    """Bytes that are live before the step, and the optimizer's state, part of which its first step may create."""
 
     live_bytes: int
-    to_come_bytes: int
-    notes: tuple[str, ...]
+    state: ForeseenState
 
 
 @dataclass
@@ -266,8 +263,7 @@ class _Profiling:
         gradients = gradient_bytes(self.model, self.device)  # not persistent: the step creates its own
         count = allocated_as_requested if self.has_streams else live_bytes
         live = self._pass("counting persistent bytes", lambda: count(self.device)) - gradients
-        to_come, notes = foreseen_state_bytes(self.optimizer, self.model)
-        return _Persistent(live, to_come, tuple(notes))
+        return _Persistent(live, foreseen_state(self.optimizer, self.model))
 
     def _make(
         self,
@@ -285,16 +281,14 @@ class _Profiling:
             self.model,
             self.options,
             [time_ms * factor for time_ms in recorded_ms],
-            persistent.live_bytes + persistent.to_come_bytes,
+            persistent.live_bytes + persistent.state.to_come_bytes,
             mode=mode,
             device=describe_device(self.device),
             link=self.link,
             step_ms=step_ms,
             time_factor=factor,
             reserved_bytes=accelerators.peak_reserved_bytes(self.device) if self.has_streams else 0,
-            notes=(*persistent.notes, *notes),
+            notes=(*persistent.state.notes, *notes),
             sizes="allocated" if self.has_streams else "requested",
-            persistent=persistent_tensors(
-                assembly, state_by_parameter(self.optimizer, self.model), granule_bytes(self.device.type)
-            ),
+            persistent=persistent_tensors(assembly, persistent.state.bytes_of, granule_bytes(self.device.type)),
         )

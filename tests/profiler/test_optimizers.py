@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import pooch
 from pooch.errors import ProfileError, UsageError
-from pooch.profiler.persistent import foreseen_state_bytes, state_bytes
+from pooch.profiler.persistent import foreseen_state, state_bytes
 
 Making = Callable[[list[torch.nn.Parameter]], Optimizer]
 MAKERS: dict[str, Making] = {
@@ -50,6 +50,12 @@ def take_a_step(optimizer: Optimizer) -> None:
         if parameter.requires_grad:
             parameter.grad = torch.ones_like(parameter)
     optimizer.step()
+
+
+def foreseen_state_bytes(optimizer: Any, model: torch.nn.Module) -> tuple[int, list[str]]:
+    """The bytes of state to come, and the notes."""
+    state = foreseen_state(optimizer, model)
+    return state.to_come_bytes, list(state.notes)
 
 
 def trained_by(optimizer: Optimizer) -> Iterator[torch.nn.Parameter]:

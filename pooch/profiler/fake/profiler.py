@@ -19,7 +19,7 @@ from ...torchtools.tensors import storage_bytes
 from ...torchtools.training_state import model_device, random_state_kept
 from ..assembly import assembled_profile
 from ..outliving import persistent_tensors
-from ..persistent import foreseen_state_bytes, state_by_parameter
+from ..persistent import foreseen_state
 from ..session import ProfileOptions, check_same_forward, user_errors_named
 from ..slots import StepAssembly
 from ..step import Forward
@@ -93,14 +93,13 @@ class _FakeProfiling:
         cuda_only.forget_blas_workspaces()  # they are counted by what the step calls
         # Gradients are not persistent: the step creates its own.
         live = 0 if built else live_bytes(model_device(self.model)) - self._gradient_bytes()
-        state_bytes = state_by_parameter(self.optimizer, self.model)
+        state = foreseen_state(self.optimizer, self.model)
         with world.inhabited_by(self.model):
             with self._pass(world, "forward pass with fake tensors, autograd keeping nothing"):
                 released = record_fake_releases(self.forward, self.model, world, costs)
             with self._pass(world, "step with fake tensors"):
                 live += world.live_bytes() if built else self._gradient_bytes()
                 step = record_fake_step(self.forward, self.model, world, costs, granule)
-            state, notes = foreseen_state_bytes(self.optimizer, self.model)
             check_same_forward(released, step.record.recorder)
             for value, other in zip(step.record.recorder.values, released.values, strict=True):
                 value.released_after = other.released_after
@@ -115,16 +114,16 @@ class _FakeProfiling:
                 self.model,
                 self.options,
                 times_ms,
-                live + state + count * setting.blas_workspace_bytes,
+                live + state.to_come_bytes + count * setting.blas_workspace_bytes,
                 mode="fake",
                 device=setting.device,
                 link=setting.link,
                 step_ms=sum(times_ms),
                 time_factor=1.0,
                 reserved_bytes=0,
-                notes=(*notes, *costs.notes(), *workspace_notes(count, setting.blas_workspace_bytes)),
+                notes=(*state.notes, *costs.notes(), *workspace_notes(count, setting.blas_workspace_bytes)),
                 sizes="rounded" if granule > 1 else "requested",
-                persistent=persistent_tensors(assembly, state_bytes, granule),
+                persistent=persistent_tensors(assembly, state.bytes_of, granule),
             )
 
     @contextmanager
