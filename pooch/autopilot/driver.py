@@ -214,6 +214,7 @@ class StepDriver:
         self._is_removed = False
         self._of_tier: list[str] = []  # to be told between steps: the tier may fail in the middle of an op
         evictor.engine.health.tell = self._of_tier.append
+        evictor.last_resort = partial(_let_state_leave, weakref.ref(self))
         evictor.engine.probe()
         self._tell_of_tier()
         governed.place(self._surround, self._here)
@@ -394,6 +395,11 @@ class StepDriver:
         except BaseException:
             self._abandon()
             raise
+
+    def let_state_leave(self) -> bool:
+        """Have the optimizers' state leave in the middle of the step that runs, and return whether there is any."""
+        running = self._running
+        return running is not None and running.is_of_this_thread and self._persistence.let_state_leave_now()
 
     def _prepare(self, stats: RunStats, models: list[torch.nn.Module]) -> None:
         """Prepare for a step whose values may leave."""
@@ -748,6 +754,11 @@ def _compiled_call(driver: weakref.ref[StepDriver], compiled: object) -> None:
     here = driver()
     if here is not None:
         here.compiled_call(compiled)
+
+
+def _let_state_leave(driver: weakref.ref[StepDriver]) -> bool:
+    here = driver()
+    return here is not None and here.let_state_leave()
 
 
 def _leave_child_alone() -> None:

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..executor.evictor import Evictor
 from ..executor.persistent import PersistentMemory, move_state
-from ..executor.slices import MOMENTS, TEMPORARIES
+from ..executor.slices import MOST_MOMENTS, TEMPORARIES, known_moments
 from ..executor.tier import rounded_bytes
 from ..ground.errors import InfeasibleTier, UsageError
 from ..ground.units import format_bytes
@@ -28,7 +28,7 @@ from ..torchtools.calls import compiled_part
 from ..torchtools.optimizer_slices import OptimizerSlices
 from ..torchtools.standing_aside import CallsEverywhere
 from ..torchtools.tensors import find_tensors
-from ..torchtools.watch import unmark
+from ..torchtools.watch import LIBRARY, unmark
 from .summary import MovedKind
 
 PLANNED_SHARE = 0.9  # of the room: where parameters and gradients alone take more, steps are not planned
@@ -44,7 +44,6 @@ _NAMES: dict[Kind, str] = {
     "state": "optimizer's state",
     "buffer": "buffers",
 }
-_WITH_MOMENTS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam)
 
 
 class Persistence:
@@ -81,6 +80,8 @@ class Persistence:
         self._moved_bytes = self._steps_with_moves = 0
         self._rises_bytes: deque[int] = deque(maxlen=_SIMILAR_STEPS)  # of the last steps
         self.may_plan, self.has_compiled = True, False
+        self._may_resort, self._is_in_op = True, False
+        self._untold: list[str] = []  # what came up in the middle of an op
 
     @property
     def moves(self) -> bool:
@@ -182,6 +183,7 @@ class Persistence:
             budget_bytes: The budget, or None if it is not known yet.
         """
         self._unseen.clear()
+        self._models, self._may_resort = [weakref.ref(model) for model in models], True
         memory = self.memory
         if memory is None:
             if budget_bytes is None or not self._is_needed(models, budget_bytes):
@@ -202,6 +204,46 @@ class Persistence:
         memory.make_room()
         self._moved_bytes = memory.moved_bytes
 
+    def let_state_leave_now(self) -> bool:
+        """Have the optimizers' state leave in the middle of a step, as nothing else can; return whether there is any.
+
+        No op of a forward or backward pass works on it. Parameters and gradients may be what the op that asks for room
+        works on: they leave in later steps.
+        """
+        may_resort, self._may_resort = self._may_resort, False  # looking for it takes long
+        if self.memory is not None or not may_resort or not self._may_begin() or LIBRARY.loaded is None:
+            return False
+        self._is_in_op = True
+        try:
+            return self._adopt_state()
+        finally:
+            self._is_in_op = False
+
+    def _adopt_state(self) -> bool:
+        models = [model for model in (each() for each in self._models) if model is not None]
+        optimizers = self._optimizers({id(each) for each in _parameters_of(models)})
+        if not any(optimizer.state for optimizer in optimizers):
+            return False
+        self._has_begun = True  # it is too late for an error
+        memory = self._begin(models, self._evictor.budget_bytes)
+        if memory is None:
+            return False
+        memory.values.are_last = True
+        for optimizer in optimizers:
+            memory.adopt_state(optimizer, list(optimizer.state))
+        return True
+
+    def _say(self, text: str) -> None:
+        """Tell something, as soon as no op is running: the program's own code may be told."""
+        self._untold.append(text)
+        while self._untold and not self._is_in_op:
+            self._tell(self._untold.pop(0))
+
+    def _may_begin(self) -> bool:
+        """Whether there is somewhere to go."""
+        health = self._evictor.engine.health
+        return not (self._is_refused or health.fault is not None or health.known is not None)
+
     def _missing_bytes(self, budget_bytes: int | None) -> float:
         """How much has to leave for a step like the last ones to fit. Infinity if there were too few of them."""
         if budget_bytes is None or len(self._rises_bytes) < _SIMILAR_STEPS:
@@ -216,6 +258,8 @@ class Persistence:
         Args:
             rise_bytes: By how much its peak was above what was live before it.
         """
+        while self._untold:
+            self._tell(self._untold.pop(0))
         if isinstance(sys.exception(), KeyboardInterrupt):
             return
         self._rises_bytes.append(rise_bytes)
@@ -224,9 +268,8 @@ class Persistence:
             self._steps_with_moves += 1
 
     def _is_needed(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> bool:
-        health = self._evictor.engine.health
-        if self._is_refused or health.fault is not None or health.known is not None:
-            return False  # there is nowhere to go
+        if not self._may_begin():
+            return False
         was_known, self._known_bytes = self._known_bytes, budget_bytes
         has_missed, self._has_missed = self._has_missed, False
         if has_missed and was_known == budget_bytes:
@@ -236,7 +279,7 @@ class Persistence:
         here_bytes = sum(parameter.nbytes for parameter in parameters)
         needed_bytes = here_bytes + sum(parameter.nbytes for parameter in trained if parameter.grad is None)
         room_bytes = int(TIGHT_SHARE * (self._room_bytes(here_bytes) or budget_bytes))
-        most_bytes = (MOMENTS + TEMPORARIES) * sum(parameter.nbytes for parameter in trained)
+        most_bytes = (MOST_MOMENTS + TEMPORARIES) * sum(parameter.nbytes for parameter in trained)
         if not needed_bytes <= room_bytes < needed_bytes + most_bytes:
             return needed_bytes > room_bytes
         return needed_bytes + self._stepping_bytes(trained) > room_bytes
@@ -248,12 +291,13 @@ class Persistence:
         self._seen = [weakref.ref(optimizer) for optimizer in optimizers]
         moments_bytes = largest_bytes = 0
         for optimizer in optimizers:
-            if type(optimizer) not in _WITH_MOMENTS:
+            moments = known_moments(optimizer)
+            if moments is None:
                 continue
             for parameter in (each for group in optimizer.param_groups for each in group["params"]):
                 if id(parameter) in numbers:
                     largest_bytes = max(largest_bytes, parameter.nbytes)
-                    moments_bytes += 0 if parameter in optimizer.state else MOMENTS * parameter.nbytes
+                    moments_bytes += 0 if parameter in optimizer.state else moments * parameter.nbytes
         return moments_bytes + TEMPORARIES * largest_bytes
 
     def _room_bytes(self, here_bytes: int) -> int:
@@ -271,14 +315,14 @@ class Persistence:
             self.memory = PersistentMemory(self._evictor, budget_bytes, self._slice_bytes)
         except UsageError as error:
             self._is_refused = True
-            self._tell(str(error))
+            self._say(str(error))
             return None
         self._models = [weakref.ref(model) for model in models]
         self._calls.begin()
         self._moved, self._staying_bytes = self.memory.values.moved, self.memory.staying_bytes
         if needed_bytes is not None:
             self.memory.reserve(needed_bytes)
-        self._tell(
+        self._say(
             f"parameters, gradients and the optimizer's state leave {self._evictor.device.type} memory where a step "
             f"would pass the budget of {format_bytes(budget_bytes)}"
         )
@@ -302,7 +346,7 @@ class Persistence:
         error = InfeasibleTier(room.limit_bytes, needed_bytes, room.limited_by)
         if not self._has_begun:
             raise error
-        self._tell(str(error))
+        self._say(str(error))
         return None
 
     def _attach(self, models: Iterable[torch.nn.Module], memory: PersistentMemory) -> None:
@@ -373,7 +417,7 @@ def _stepped(persistence: weakref.ref[Persistence], optimizer: torch.optim.Optim
 
 def _moments(optimizers: Iterable[torch.optim.Optimizer]) -> int:
     """How many numbers of state optimizers have for each number of a parameter, where that is known."""
-    return MOMENTS if any(type(each) in _WITH_MOMENTS for each in optimizers) else 0
+    return max((known_moments(each) or 0 for each in optimizers), default=0)
 
 
 def _parameters_of(models: Iterable[torch.nn.Module]) -> list[torch.nn.Parameter]:

@@ -10,15 +10,32 @@ import torch
 from ..machine.persistent import PersistentValue
 from .evictor import Evictor
 
-MOMENTS = 2  # times the size of a parameter: what its state is thought to take
+_MOMENTS = 2  # times the size of a parameter: what its state is thought to take where that is not known
+MOST_MOMENTS = 3  # of those that are known
 TEMPORARIES = 2  # times the size of its parameters: what a slice needs beside what it changes
+
+
+_TWO_MOMENTS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam)
+
+
+def known_moments(optimizer: torch.optim.Optimizer) -> int | None:
+    """How many numbers of state PyTorch's own optimizers make for each number of a parameter. None: it is not known."""
+    groups, kind = optimizer.param_groups, type(optimizer)
+    if kind in _TWO_MOMENTS:
+        return 3 if any(group.get("amsgrad") for group in groups) else 2
+    if kind is torch.optim.SGD:
+        return int(any(group["momentum"] for group in groups))
+    if kind is torch.optim.RMSprop:
+        return 1 + any(group["momentum"] for group in groups) + any(group["centered"] for group in groups)
+    return 2 if kind in (torch.optim.Adadelta, torch.optim.Rprop) else None
 
 
 def stepping_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> int:
     """How much stepping some parameters takes beside what is there: temporary tensors, and the state to come."""
     parameters = list(parameters)
     new = sum(each.nbytes for each in parameters if not optimizer.state.get(each))
-    return TEMPORARIES * sum(each.nbytes for each in parameters) + MOMENTS * new
+    moments = known_moments(optimizer)
+    return TEMPORARIES * sum(each.nbytes for each in parameters) + (_MOMENTS if moments is None else moments) * new
 
 
 class Slice:

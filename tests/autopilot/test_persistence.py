@@ -177,6 +177,53 @@ def test_what_takes_most_of_the_budget_may_leave_before_a_step_has_passed_it(is_
             optimizer.zero_grad()
 
 
+class Keeping(nn.Module):
+    """Returns all that its layers have made, so that the program holds it until the backward pass ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        made = [rows]
+        for layer in self.layers:
+            made.append(layer(made[-1]))
+        return made[1:]
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+@pytest.mark.parametrize(("make", "budget_mib"), [(adamw, 9), (momentum, 8)])
+def test_new_state_leaves_in_the_middle_of_the_first_step_that_has_no_room_beside_it(
+    make: Callable[[nn.Module], torch.optim.Optimizer], budget_mib: int, is_given: bool
+) -> None:
+    def found(budget: int | None) -> tuple[list[float], list[bytes]]:
+        model = Keeping()
+        optimizer = make(model)
+        torch.manual_seed(1)
+        losses = []
+        around = contextlib.nullcontext() if budget is None else held(model, optimizer if is_given else None, budget)
+        with around as auto:
+            for number in range(STEPS):
+                made = model(torch.randn(256, WIDTH))
+                loss = sum((each.square().mean() for each in made), torch.zeros(()))
+                assert auto is None or number > 1 or auto._driver._persistence.memory is None
+                loss.backward()
+                del made
+                losses.append(loss.item())
+                if auto is not None and number == 1:
+                    assert memory_of(auto).values.moved.out_bytes["state"] > 0
+                    assert memory_of(auto).values.moved.out_bytes["parameter"] == 0
+                optimizer.step()
+                optimizer.zero_grad()
+        return losses, everything(model, optimizer)
+
+    assert found(budget_mib * 2**20) == found(None)
+
+
 def test_state_that_is_there_already_is_not_expected_once_more() -> None:
     model = network()
     optimizer = adamw(model)
