@@ -35,6 +35,7 @@ class StreamTicket:
     before: torch.Event
     event: torch.Event
     arena: StreamArena
+    moved_bytes: int
     error: BaseException | None = None
 
     @property
@@ -130,7 +131,7 @@ class StreamArena:
             self._to_room(bytes_of(storage), offset_bytes)
         event = self._out_events[offset_bytes] = self._marked(stream)
         self._under_way[event] = storage
-        return StreamTicket(before, event, self)
+        return StreamTicket(before, event, self, storage.nbytes())
 
     def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> StreamTicket:
         """Fill a newly allocated storage, after its copy out."""
@@ -145,7 +146,7 @@ class StreamArena:
         event = self._marked(stream)
         self._under_way[event] = storage
         self._read_rooms.append((offset_bytes, offset_bytes + storage.nbytes(), event))
-        return StreamTicket(before, event, self)
+        return StreamTicket(before, event, self, storage.nbytes())
 
     def _wait_for_compute(self, stream: torch.Stream) -> None:
         for compute in self.compute_streams():
