@@ -199,6 +199,7 @@ class Auto:
             planning_s=library.planning_s,
             persistent=self._persistence.moved(),
             staying=self._persistence.staying(),
+            is_followed=self._driver.budget.is_followed,
             is_verbose=verbose,
         )
 

@@ -67,6 +67,11 @@ class HeldBudget:
             self._state = OptimizerWatch(self._state_appeared)
         self.hold()
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether the budget is what is free, so that earlier steps may have had another one."""
+        return self._free is not None
+
     def hold(self) -> None:
         """Have the evictor hold the bytes, if they are known."""
         if self.size_bytes is not None:

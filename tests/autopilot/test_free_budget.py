@@ -102,6 +102,9 @@ def test_what_others_take_in_mid_training_is_left_to_them(others: Others) -> Non
         after = stepped(forward, model)
         assert held.budget_bytes is not None
         assert peak_of(held) <= held.budget_bytes < peak
+        first_line = str(held.summary()).splitlines()[0]
+        assert "Budget held in both steps: peak " in first_line
+        assert " by now" in first_line
         others.free_bytes = 512 * MEBIBYTE
         last = stepped(forward, model)
         assert peak_of(held) == pytest.approx(peak, abs=MEBIBYTE)

@@ -1,4 +1,7 @@
-"""Counters, and PyTorch's stream sanitizer, find in trainings in which nothing moves what they find without Pooch."""
+"""Counters, and PyTorch's stream sanitizer, find in trainings in which nothing moves what they find without Pooch.
+
+The first steps of a kind are recorded, and have a larger peak where a linear layer adds its bias out of place for that.
+"""
 
 from __future__ import annotations
 
