@@ -246,9 +246,9 @@ def take_block(size_bytes: int, device: torch.device, locking: Locking) -> Pinne
     Raises:
         TierError: If the process cannot have that much memory.
     """
-    for block in sorted(_KEPT, key=lambda block: block.size_bytes):
-        is_as_asked = locking != "never" or block.pageable_bytes == block.size_bytes
-        if block.device == device and block.size_bytes >= size_bytes and is_as_asked and _is_taken(block):
+    kept = [block for block in _KEPT if locking != "never" or block.pageable_bytes == block.size_bytes]
+    for block in sorted(kept, key=lambda block: block.size_bytes):
+        if block.device == device and block.size_bytes >= size_bytes and _is_taken(block):
             return block
     _unlock_kept(lambda block: block.device == device)
     return PinnedBlock(size_bytes, device, locking)
