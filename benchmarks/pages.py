@@ -151,6 +151,7 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
         "in-core overhead": table("in-core-overhead-cpu"),
         "far away": table("far-away-cpu"),
         "long skips": sentences.long_skips,
+        "masks": table("masks-cpu"),
     },
     "docs/several_devices.md": {
         "ranks": table("ranks"),

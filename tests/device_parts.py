@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 NEEDS_A_GPU = (
     *("tests/executor", "tests/workloads", "tests/measure/test_gpu_limits.py", "tests/simulated_cuda"),
+    "tests/autopilot/test_free_budget.py",
     "tests/autopilot/test_gpu.py",
     "tests/autopilot/test_persistence_gpu.py",
     "tests/autopilot/test_built_on_the_host.py",

@@ -32,8 +32,8 @@ def activation_costs(profile: Profile | str | Path, region: Region = "step") -> 
         {
             "label": value.label,
             "size_bytes": value.size_bytes,
-            "copy_out_ms": link.out_ms(value.size_bytes),
-            "copy_in_ms": link.in_ms(value.size_bytes),
+            "copy_out_ms": link.out_ms(value.size_bytes, packs=value.packs),
+            "copy_in_ms": link.in_ms(value.size_bytes, packs=value.packs),
             "replay_ms": dataflow.replay_ms(value.id),
             "refusal": dataflow.refusal(value.id),
         }

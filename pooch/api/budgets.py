@@ -9,6 +9,7 @@ from ..ground.units import MOST_BYTES, parse_bytes
 from ..ground.visible import one_line
 
 SMALLEST = "min"
+FREE = "auto"
 FEWEST_BYTES = 1024  # no model trains in less: whoever writes 16 means 16 GiB, or 16%
 _FEWEST_SHARE = 100  # a step of a few bytes, as in a test, may have a budget of fewer still, but not a hundredth
 
@@ -16,6 +17,11 @@ _FEWEST_SHARE = 100  # a step of a few bytes, as in a test, may have a budget of
 def is_smallest(budget: object) -> bool:
     """Whether a budget asks for the smallest one that has a plan."""
     return isinstance(budget, str) and budget.strip().lower() == SMALLEST
+
+
+def is_free(budget: object) -> bool:
+    """Whether a budget asks for what is free now."""
+    return isinstance(budget, str) and budget.strip().lower() == FREE
 
 
 def parse_budget(
@@ -44,8 +50,9 @@ def parse_budget(
     if peak_bytes is not None:
         fewest_bytes = min(fewest_bytes, peak_bytes // _FEWEST_SHARE)
     asked = _Asked(budget, name, peak_bytes is not None if takes_share is None else takes_share)
-    if is_smallest(budget):
-        raise UsageError(f"the {name} cannot be {SMALLEST!r}: {asked.remedy}")
+    for word, is_asked in ((SMALLEST, is_smallest), (FREE, is_free)):
+        if is_asked(budget):
+            raise UsageError(f"the {name} cannot be {word!r}: {asked.remedy}")
     if isinstance(budget, str) and budget.strip().endswith("%"):
         return asked.positive(_share(asked, budget, peak_bytes))
     if isinstance(budget, bool) or not isinstance(budget, Real | str):
@@ -64,7 +71,7 @@ def check_budget(budget: float | str) -> None:
     Raises:
         UsageError: as `parse_budget`.
     """
-    if not is_smallest(budget):
+    if not (is_smallest(budget) or is_free(budget)):
         parse_budget(budget, MOST_BYTES >> 20)
 
 

@@ -25,6 +25,7 @@ from ..simulator import simulate as simulate_schedule
 from .arena_fitting import ArenaFitting
 from .budgets import is_smallest, parse_budget
 from .evaluation import StageEvaluator, verified_timeline
+from .free_memory import budget_bytes_of
 from .hooked import dataflow_of
 from .moving import MovingPlanner
 from .options import PlanOptions, checked_region, in_flight
@@ -62,10 +63,11 @@ def plan(
 
     Args:
         profile: the measured step, or the path of a saved profile.
-        budget: bytes, a text such as "16GiB", "60%" of the in-core peak, or "min": the smallest for which the policy
-            has a plan. It bounds all device bytes of the process's tensors: parameters, gradients, optimizer state,
-            inputs, temporaries and activations. Fewer than 1024 bytes are refused where that is less than 1% of the
-            in-core peak: 16 is more likely to mean "16GiB".
+        budget: bytes, a text such as "16GiB", "60%" of the in-core peak, "min": the smallest for which the policy has a
+            plan, or "auto": what is free on the device now, less a margin that is told. It bounds all device bytes of
+            the process's tensors: parameters, gradients, optimizer state, inputs, temporaries and activations. Fewer
+            than 1024 bytes are refused where that is less than 1% of the in-core peak: 16 is more likely to mean
+            "16GiB".
         policy: who decides: "ilp" (the integer program) or a published or plain method by name.
         host_budget: bytes that swapped activations may take in the swap tier; None: no limit.
         time_limit_s: most seconds to plan for; what was found until then carries its gap.
@@ -133,7 +135,7 @@ def plan_with(
     """
     profile = options.profile_in_flight(profile)
     if isinstance(budget, str) and not is_smallest(budget):
-        budget = parse_budget(budget, profile.peak_bytes)
+        budget = budget_bytes_of(profile, budget)
     options.host_bytes(profile)  # an error here is clearer than one of a child process
     _check_region_of(profile, options.region)
     if start is not None:
@@ -380,7 +382,7 @@ def plan_from_decisions(
         evaluation = evaluator.evaluate_smallest(decisions)
         budget_bytes = 0 if budget is None else evaluation.timeline.peak_bytes
     else:
-        budget_bytes = parse_budget(budget, profile.peak_bytes)
+        budget_bytes = budget_bytes_of(profile, budget)
         evaluation = evaluator.evaluate(decisions, budget_bytes)
         if evaluation.timeline.peak_bytes > budget_bytes:
             minimum_bytes = evaluator.evaluate_smallest(decisions).timeline.peak_bytes
@@ -428,7 +430,7 @@ def budget_in_bytes(profile: Profile, budget: float | str, options: PlanOptions)
     Raises:
         UsageError: the budget does not parse, is not positive, or is too small to be meant.
     """
-    return smallest_with(profile, options) if is_smallest(budget) else parse_budget(budget, profile.peak_bytes)
+    return smallest_with(profile, options) if is_smallest(budget) else budget_bytes_of(profile, budget)
 
 
 def smallest_budget(
@@ -557,6 +559,6 @@ def _manual_row(dataflow: Dataflow, value_id: int, decisions: Decisions) -> Deci
     value = dataflow.profile.values[value_id]
     choice: Choice = decisions.get(value_id, "keep")
     link = dataflow.profile.link
-    copy_ms = link.out_ms(value.size_bytes) + link.in_ms(value.size_bytes)
+    copy_ms = link.out_ms(value.size_bytes, packs=value.packs) + link.in_ms(value.size_bytes, packs=value.packs)
     reason = "decided by hand" if value_id in decisions else "not named, so kept"
     return Decision(value_id, choice, value.label, value.size_bytes, copy_ms, dataflow.replay_ms(value_id), reason)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ..api.budgets import is_free
 from ..api.options import PlanOptions
 from ..executor.engines import make_engine
 from ..executor.evictor import Evictor
@@ -25,6 +26,7 @@ from .budget import HeldBudget, budget_of
 from .cache import PlanCache, Purpose
 from .costs import costs_of
 from .driver import StepDriver, end_held, refuse_a_second
+from .free_memory import FreeMemory
 from .governed import GovernedModels, device_named, models_of
 from .library import Library
 from .node import tier_budget, tier_share
@@ -72,6 +74,9 @@ class Auto:
         engine.room.limit_bytes = host_bytes
         engine.room.limited_by = "host budget" if disk_budget is None else "disk budget"
         verification = Verification(verify, lambda _, text: warn(text))
+        remarks = Remarks(tell, warn)
+        free = FreeMemory(device, live, remarks) if is_free(budget) else None
+        size_bytes = size_bytes if free is None else free.held.size_bytes
         evictor = Evictor(size_bytes or 0, engine, live, device, host_bytes, verification)
         library = Library(
             PlanOptions(host_budget=host_bytes, time_limit_s=PLANNING_TIME_LIMIT_S, region="step", explain=False),
@@ -80,9 +85,8 @@ class Auto:
             cache=None if cache is None else self._opened(cache, tell),
             holds_beneath=live.asks,
         )
-        remarks = Remarks(tell, warn)
         evictor.silence = Silence(remarks.silence)
-        held = HeldBudget(size_bytes, share, evictor, remarks)
+        held = HeldBudget(size_bytes, share, evictor, remarks, free)
         persistence = self._persistence = Persistence(evictor, optimizer, tell)
         persistence.bring_in(models, device, size_bytes)
         live.reset_peak()
@@ -195,6 +199,7 @@ class Auto:
             planning_s=library.planning_s,
             persistent=self._persistence.moved(),
             staying=self._persistence.staying(),
+            is_followed=self._driver.budget.is_followed,
             is_verbose=verbose,
         )
 
@@ -245,8 +250,9 @@ def auto(
 
     Args:
         model: The model, or all models that are trained, which share the budget.
-        budget: Device bytes of the process, such as "16GiB", or a share of the first step's in-core peak, such as
-            "60%". Fewer than 1024 bytes are refused: 16 is more likely to mean "16GiB".
+        budget: Device bytes of the process, such as "16GiB"; a share of the first step's in-core peak, such as "60%";
+            or "auto": what is free on the device, less a margin that is told, looked at anew as steps begin. Fewer
+            than 1024 bytes are refused: 16 is more likely to mean "16GiB".
         optimizer: Where parameters, gradients and its state do not fit into the budget beside a step's activations,
             they leave the device too, and the optimizer steps in slices. None: it is looked for among the objects of
             the program when that happens.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ..api.budgets import is_smallest, parse_budget
+from ..api.budgets import is_free, is_smallest, parse_budget
 from ..executor.evictor import Evictor
 from ..ground.errors import UsageError
 from ..ground.units import parse_bytes
+from .free_memory import FreeMemory
 from .optimizers import OptimizerWatch
 from .remarks import Remarks
 
@@ -13,10 +14,10 @@ STEPS_BEFORE_OPTIMIZER = 64  # steps in which gradients accumulate at most; beyo
 
 
 def budget_of(budget: float | str) -> tuple[int | None, float | None]:
-    """Return the budget in bytes, or the share of the first step's in-core peak.
+    """Return the budget in bytes, or the share of the first step's in-core peak; neither for what is free.
 
     Args:
-        budget: Bytes, a text such as "16GiB", or a share such as "60%".
+        budget: Bytes, a text such as "16GiB", a share such as "60%", or "auto".
 
     Raises:
         UsageError: It does not parse.
@@ -30,6 +31,8 @@ def budget_of(budget: float | str) -> tuple[int | None, float | None]:
         if parsed is None or not 0 < parsed <= 10**6:
             raise UsageError(f"the budget {budget!r} is no share: give a percentage such as 60%, or bytes")
         return None, parsed / 10**6
+    if is_free(budget):
+        return None, None
     return parse_budget(budget, None, takes_share=True), None
 
 
@@ -41,14 +44,22 @@ class HeldBudget:
         share: The share of the first step's in-core peak, or None.
         evictor: What holds it.
         remarks: Tells what a share has turned out to be.
+        free: What is free, if that is the budget. It is followed.
 
     Attributes:
         size_bytes: The budget, or None before the first step if it is a share.
         is_told: Whether it is what it will stay, unless a further optimizer appears.
     """
 
-    def __init__(self, size_bytes: int | None, share: float | None, evictor: Evictor, remarks: Remarks) -> None:
-        self.size_bytes, self._share = size_bytes, share
+    def __init__(
+        self,
+        size_bytes: int | None,
+        share: float | None,
+        evictor: Evictor,
+        remarks: Remarks,
+        free: FreeMemory | None = None,
+    ) -> None:
+        self.size_bytes, self._share, self._free = size_bytes, share, free
         self._evictor, self._remarks = evictor, remarks
         self._state: OptimizerWatch | None = None
         self.is_told, self._steps = share is None, 0
@@ -56,10 +67,28 @@ class HeldBudget:
             self._state = OptimizerWatch(self._state_appeared)
         self.hold()
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether the budget is what is free, so that earlier steps may have had another one."""
+        return self._free is not None
+
     def hold(self) -> None:
         """Have the evictor hold the bytes, if they are known."""
         if self.size_bytes is not None:
             self._evictor.set_budget(self.size_bytes)
+
+    def look(self, *, is_quiet: bool = False) -> None:
+        """Hold what is free by now, where that is the budget.
+
+        Args:
+            is_quiet: Whether the step that begins is far away from the budget, so that a look now and then is enough.
+        """
+        if self._free is None:
+            return
+        found = self._free.look(is_quiet=is_quiet)
+        if found is not None:
+            self.size_bytes = found.size_bytes
+            self.hold()
 
     def step_begins(self) -> None:
         """Hold the share of what the first step has needed so far, as long as it is not over."""

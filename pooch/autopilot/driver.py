@@ -287,6 +287,7 @@ class StepDriver:
             kind = quiet.find(args, kwargs, self._changes.given.count)
             if kind is None:
                 return False
+            self.budget.look(is_quiet=True)
             start_bytes = self._live.now()
             far_bytes = FAR_SHARE * (self.budget.size_bytes or 0)
             if kind.expected_bytes(start_bytes) > far_bytes or not self.library.choose_again(kind):
@@ -344,6 +345,7 @@ class StepDriver:
         parameters = [parameter for model in models for parameter in model.parameters()]
         key = step_key(number, args, kwargs, models, parameters)
         self._look_between()
+        self.budget.look()
         # Counting looks at all tensors, and PyTorch ends the process if another thread is just releasing one of them.
         reached = sum(self._steps + 1 >= number for number in _RECOUNTED_STEPS)
         if reached > self._recounts and is_alone():

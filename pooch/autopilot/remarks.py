@@ -27,6 +27,8 @@ PLAN_NEEDS_MORE = (
     "lower the batch size"
 )
 _CLEARLY_MORE = 1.1
+_OTHERWISE = 0.1  # of the budget that was told, by which that which is free has to change to be told again
+_MOST_CHANGES = 10  # that are told: others may come and go all day
 
 
 class Remarks:
@@ -41,6 +43,7 @@ class Remarks:
         self._tell, self._warn = tell, warn or tell
         self._told = Topics()
         self._margin_bytes = 0
+        self._told_bytes = self._changes = 0
 
     def over_budget(self, peak_bytes: int, budget_bytes: int, why: str, reason: str = "") -> None:
         """Tell of a peak over the budget, once for each reason.
@@ -91,6 +94,14 @@ class Remarks:
             f"the budget is {format_bytes(budget_bytes)}: {share:.0%} of what the first step takes without Pooch, with "
             "the optimizer's state"
         )
+
+    def free_memory(self, budget_bytes: int, text: str) -> None:
+        """Tell the budget that is what is free, if that is clearly something else than what was told."""
+        is_other = abs(budget_bytes - self._told_bytes) > _OTHERWISE * self._told_bytes
+        if is_other and self._changes < _MOST_CHANGES:
+            self._told_bytes, self._changes = budget_bytes, self._changes + 1
+            more = "; further changes are followed, and not told" if self._changes == _MOST_CHANGES else ""
+            self._tell(f"the budget is {text}{more}")
 
     def larger_budget(self, budget_bytes: int) -> None:
         """Tell the budget where another optimizer has created its state since it was told."""

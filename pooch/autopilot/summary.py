@@ -117,6 +117,7 @@ class Counters:
         planning_s: float = 0.0,
         persistent: tuple[MovedKind, ...] = (),
         staying: tuple[tuple[str, int], ...] = (),
+        is_followed: bool = False,
         is_verbose: bool = False,
     ) -> AutoSummary:
         """Return them with what else is told; see `AutoSummary`."""
@@ -133,6 +134,7 @@ class Counters:
             planning_s=planning_s,
             persistent=persistent,
             staying=staying,
+            is_followed=is_followed,
             is_verbose=is_verbose,
         )
 
@@ -218,6 +220,7 @@ class AutoSummary(Counters):
         planning_s: Time for which was planned, in another process beside training.
         persistent: What of parameters, gradients, buffers and optimizers' state was copied out and back.
         staying: Why some of it cannot leave, and how many bytes that are.
+        is_followed: Whether the budget is what is free, so that earlier steps may have had another one.
         is_verbose: Whether `str()` also tells what Pooch did inside of the steps.
     """
 
@@ -231,6 +234,7 @@ class AutoSummary(Counters):
     planning_s: float = 0.0
     persistent: tuple[MovedKind, ...] = ()
     staying: tuple[tuple[str, int], ...] = ()
+    is_followed: bool = False
     is_verbose: bool = False
 
     def __repr__(self) -> str:
@@ -320,6 +324,10 @@ def _budget(summary: AutoSummary) -> str:
     budget_bytes, steps = summary.budget_bytes, summary.steps
     if budget_bytes is None:
         return f"Budget not known yet: peak {format_bytes(summary.peak_bytes)} {in_all(steps)}"
+    if summary.is_followed:
+        passed = summary.steps_over_budget
+        held = f"Budget passed in {passed:,} of {plural(steps, 'step')}" if passed else f"Budget held {in_all(steps)}"
+        return f"{held}: peak {format_bytes(summary.peak_bytes)}, budget {format_bytes(budget_bytes)} by now"
     held = budget_verdict(summary.peak_bytes, budget_bytes, steps, summary.steps_over_budget)
     if summary.between_peak_bytes > budget_bytes:
         over = format_bytes(summary.between_peak_bytes - budget_bytes)

@@ -72,7 +72,8 @@ class ProgramCommand(click.Command):
     "--budget",
     required=True,
     metavar="BYTES",
-    help="16GiB, 800MB, a number of bytes, or 60%: of what the first step takes without Pooch.",
+    help="16GiB, 800MB, a number of bytes, 60%: of what the first step takes without Pooch, or auto: what is free, "
+    "looked at anew as steps begin.",
 )
 @device_option("Where to train models that the script builds on the host (default: where they are).")
 @click.option(

@@ -192,7 +192,8 @@ budget_option = click.option(
     "--budget",
     required=True,
     metavar="BYTES",
-    help="16GiB, 800MB, a number of bytes, 60% of the peak without Pooch, or min: the smallest budget that has a plan.",
+    help="16GiB, 800MB, a number of bytes, 60% of the peak without Pooch, min: the smallest budget that has a plan, or "
+    "auto: what is free now, less a margin.",
 )
 ranks_option = count_option("--ranks", 1, "Processes that copy over the same link at the same time.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")

@@ -22,6 +22,7 @@ class RunStats:
         host_stall_ms: Time that the host waited for copies. 0 on a GPU, where streams wait instead.
         swapped_out_bytes: Bytes copied to the tier.
         swapped_in_bytes: Bytes copied back from the tier.
+        spared_bytes: Bytes of both that no copy had to move, since masks and constants are packed.
         emptied_bytes: Bytes that left the device in the forward pass while the program still held them.
         recomputed_ops: Number of ops replayed.
         verified_bytes: Bytes of recomputed values that were also copied to the tier, to be compared with their replays.
@@ -44,6 +45,7 @@ class RunStats:
     host_stall_ms: float = 0.0
     swapped_out_bytes: int = 0
     swapped_in_bytes: int = 0
+    spared_bytes: int = 0
     emptied_bytes: int = 0
     recomputed_ops: int = 0
     verified_bytes: int = 0
@@ -60,7 +62,12 @@ class RunStats:
 
     def __repr__(self) -> str:
         """What is not 0, on a device with streams without the times that reading would wait for."""
-        sizes = {"peak": self.peak_bytes, "out": self.swapped_out_bytes, "in": self.swapped_in_bytes}
+        sizes = {
+            "peak": self.peak_bytes,
+            "out": self.swapped_out_bytes,
+            "in": self.swapped_in_bytes,
+            "spared": self.spared_bytes,
+        }
         parts = [f"{format_bytes(size)} {what}" for what, size in sizes.items() if size]
         counts = {"recomputed": self.recomputed_ops, "late": self.late_swaps, "kept": self.kept_after_errors}
         parts += [f"{count:,} {what}" for what, count in counts.items() if count]

@@ -91,6 +91,9 @@ def _cost_faults(profile: Profile) -> Iterator[str]:
     rates = (link.out_bytes_per_ms, link.in_bytes_per_ms)
     if not all(math.isfinite(rate) and rate > 0 for rate in rates):
         yield f"a transfer rate of the link is not positive and finite: {rates}"
+    packed_rates = (link.packed_out_bytes_per_ms, link.packed_in_bytes_per_ms)
+    if not all(math.isfinite(rate) and rate >= 0 for rate in packed_rates):
+        yield f"a transfer rate of masks is negative or not finite: {packed_rates}"
     if not (is_time(link.out_latency_ms) and is_time(link.in_latency_ms)):
         yield f"the link's latencies are {link.out_latency_ms} and {link.in_latency_ms} ms"
     shares = (link.out_compute_share, link.in_compute_share)

@@ -75,6 +75,8 @@ class Link:
             runs, compute advances at rate 1 / (1 + share).
         in_compute_share: the same for copying from the tier.
         ranks: processes that copy over this link at the same time and share its rates.
+        packed_out_bytes_per_ms: rate of long copies of masks to the tier, which packs them. 0: it does not.
+        packed_in_bytes_per_ms: rate of long copies of masks from the tier.
     """
 
     tier: str
@@ -86,14 +88,18 @@ class Link:
     out_compute_share: float = 0.0
     in_compute_share: float = 0.0
     ranks: int = 1
+    packed_out_bytes_per_ms: float = 0.0
+    packed_in_bytes_per_ms: float = 0.0
 
-    def out_ms(self, size_bytes: int) -> float:
+    def out_ms(self, size_bytes: int, *, packs: bool = False) -> float:
         """Duration of one copy of `size_bytes` from the device to the tier, in ms."""
-        return self.out_latency_ms + size_bytes * self.ranks / self.out_bytes_per_ms
+        rate = max(self.out_bytes_per_ms, self.packed_out_bytes_per_ms if packs else 0.0)
+        return self.out_latency_ms + size_bytes * self.ranks / rate
 
-    def in_ms(self, size_bytes: int) -> float:
+    def in_ms(self, size_bytes: int, *, packs: bool = False) -> float:
         """Duration of one copy of `size_bytes` from the tier to the device, in ms."""
-        return self.in_latency_ms + size_bytes * self.ranks / self.in_bytes_per_ms
+        rate = max(self.in_bytes_per_ms, self.packed_in_bytes_per_ms if packs else 0.0)
+        return self.in_latency_ms + size_bytes * self.ranks / rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +229,8 @@ class Value:
         touches: forward slots in which the program reads it without an op of the profile: through a view, `.item()` or
             `print`. None: unknown, or its address was passed on (`.numpy()`, `.data_ptr()`, a collective), so that
             reads cannot be seen and its storage cannot be emptied while the program holds it.
+        packs: whether its bytes take a fraction of their room where the tier packs: a mask, or all the same. This is as
+            it was found in the step, and decides about times alone.
     """
 
     id: int
@@ -242,6 +250,7 @@ class Value:
     death: int
     fixed: str | None
     touches: tuple[int, ...] | None = None
+    packs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,6 +445,9 @@ class Profile(Document):
         rows = []
         for value in self.activations:
             op = self.ops[value.producer]
-            copies_ms = self.link.out_ms(value.size_bytes), self.link.in_ms(value.size_bytes)
+            copies_ms = (
+                self.link.out_ms(value.size_bytes, packs=value.packs),
+                self.link.in_ms(value.size_bytes, packs=value.packs),
+            )
             rows.append((value.id, op.module, op.name, *(getattr(value, name) for name in of_value), *copies_ms))
         return pandas.DataFrame(rows, columns=columns).set_index("activation")

@@ -132,6 +132,8 @@ class CopySpeed:
             size_bytes: What it copies.
             outwards: Whether it goes to the tier.
         """
+        if ticket.error is None and ticket.moved_bytes < size_bytes:
+            return  # what packing takes tells nothing of the tier
         copy_ms = None if self._untimed or ticket.error is not None else ticket.copy_ms
         if copy_ms is not None:  # nothing before it is still to be timed, as on a CPU
             (self.out if outwards else self.back).note(size_bytes, copy_ms)

@@ -29,6 +29,7 @@ class Counters(Protocol):
     host_stall_ms: float
     swapped_out_bytes: int
     swapped_in_bytes: int
+    spared_bytes: int
     late_swaps: int
     kept_after_errors: int
 
@@ -72,6 +73,7 @@ class Store:
             place.copied(ticket.error)
         if ticket.error is None:
             value.is_copied = True
+            stats.spared_bytes += value.size_bytes - ticket.moved_bytes
         else:
             stats.kept_after_errors += 1
             self.forget_copy(value)
@@ -114,7 +116,9 @@ class Store:
             return
         stats.host_stall_ms += ticket.wait()
         self.speed.learn(ticket, value.size_bytes, outwards=False)
-        if ticket.error is not None:
+        if ticket.error is None:
+            stats.spared_bytes += value.size_bytes - ticket.moved_bytes
+        else:
             value.storage = None  # what it holds is not the value
         value.ticket = None
         value.arrived()

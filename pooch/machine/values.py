@@ -48,6 +48,10 @@ class Ticket(Protocol):
     def copy_ms(self) -> float | None:
         """What the copy itself took in ms, whether anybody waited for it or not. None as long as it is not known."""
 
+    @property
+    def moved_bytes(self) -> int:
+        """How many bytes the copy moves: fewer than the storage has if they are packed. Known after `wait`."""
+
     def is_done(self) -> bool:
         """Whether the copy has ended, so that `wait` blocks nobody."""
 

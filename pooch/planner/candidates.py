@@ -123,8 +123,8 @@ class Candidates:
             value=value.id,
             memory_bytes=value.allocated_bytes,
             size_bytes=value.size_bytes,
-            out_ms=link.out_ms(value.size_bytes),
-            in_ms=link.in_ms(value.size_bytes),
+            out_ms=link.out_ms(value.size_bytes, packs=value.packs),
+            in_ms=link.in_ms(value.size_bytes, packs=value.packs),
             displaced_ms=self._displaced_ms(value),
             replay_ms=dataflow.replay_ms(value.id),
             born=value.producer,
@@ -145,8 +145,8 @@ class Candidates:
         link = self.dataflow.profile.link
         out_share = link.out_compute_share / (1 + link.out_compute_share)
         in_share = link.in_compute_share / (1 + link.in_compute_share)
-        in_ms = link.in_ms(value.size_bytes) if value.first_unpack != NEVER else 0.0
-        return out_share * link.out_ms(value.size_bytes) + in_share * in_ms
+        in_ms = link.in_ms(value.size_bytes, packs=value.packs) if value.first_unpack != NEVER else 0.0
+        return out_share * link.out_ms(value.size_bytes, packs=value.packs) + in_share * in_ms
 
     def _has_room(self, value: Value, slots: int) -> bool:
         """Whether at least so many slots lie between its last use by the forward pass and its first by the backward."""

@@ -118,6 +118,7 @@ def _make_value(assembly: StepAssembly, record: ValueRecord) -> Value:
         death=death,
         fixed=_why_fixed(record, release, first_unpack) or _held_by_earlier_contents(assembly.recorder.values, record),
         touches=None if record.touches is None or assembly.recorder.has_graphs else tuple(sorted(record.touches)),
+        packs=record.packs,
     )
 
 

@@ -87,6 +87,7 @@ class ValueRecord:
         released_after: index of the last op before the program released it, or None if it still held it when the
             forward pass ended.
         beside: whether another stream uses it.
+        packs: whether the swap tier would pack what it held when autograd saved it.
     """
 
     id: int
@@ -105,6 +106,7 @@ class ValueRecord:
     saved_outside_model: bool = False
     released_after: int | None = None
     touches: set[int] | None = field(default_factory=set)
+    packs: bool = False
 
 
 class _OwnWork(AbstractContextManager[None]):

@@ -29,6 +29,7 @@ from ..ground.errors import ProfileError
 from ..machine import Value
 from ..machine.values import Storage
 from ..torchtools.calls import compiled_part
+from ..torchtools.copier import LEAST_PACKED_BYTES, is_packed
 from ..torchtools.effects import written_tensors
 from ..torchtools.memory_trace import CollectorOff, MemoryTrace, MemoryTracer, marker
 from ..torchtools.mode_stacks import LooseStack, Undoing
@@ -111,6 +112,12 @@ class StepRecorder(ForwardRecorder):
     def holds(self, value: int, saved: Value) -> None:
         """Watch for the program's release of a saved value."""
         self._held[value] = saved
+
+    def note_contents(self, value: int, tensor: torch.Tensor) -> None:
+        """Note whether the swap tier would pack what autograd saves: the first time counts."""
+        record = self.values[value]
+        if not record.packs and tensor.device.type == "cpu" and record.size_bytes >= LEAST_PACKED_BYTES:
+            record.packs = is_packed(tensor.untyped_storage())
 
     def note_releases(self) -> None:
         """Find values that the program has released since the last op."""
@@ -276,6 +283,7 @@ class StepTrace:
             return value, tensor
         with torch._C._DisableTorchDispatch(), recorder.unwatched():
             handle = self._step.hold(tensor, value, self)
+            recorder.note_contents(value, tensor)
             recorder.holds(value, handle.value)
             return value, handle
 

@@ -21,6 +21,7 @@ class ModelledCounters:
     host_stall_ms: float = 0.0
     swapped_out_bytes: int = 0
     swapped_in_bytes: int = 0
+    spared_bytes: int = 0
     late_swaps: int = 0
     kept_after_errors: int = 0
     recomputed_ops: int = 0
@@ -182,6 +183,7 @@ class ModelledTicket:
         clock: Of the step.
         start_ms: When it starts.
         end_ms: When it ends.
+        moved_bytes: What it moves. Also an attribute.
 
     Attributes:
         copy_ms: What it takes.
@@ -189,8 +191,8 @@ class ModelledTicket:
 
     error: BaseException | None = None
 
-    def __init__(self, clock: ModelledClock, start_ms: float, end_ms: float) -> None:
-        self._clock, self._end_ms = clock, end_ms
+    def __init__(self, clock: ModelledClock, start_ms: float, end_ms: float, moved_bytes: int) -> None:
+        self._clock, self._end_ms, self.moved_bytes = clock, end_ms, moved_bytes
         self.copy_ms = end_ms - start_ms
 
     def is_done(self) -> bool:
@@ -216,12 +218,12 @@ class ModelledPlace:
     def copy_out(self, storage: ModelledStorage) -> ModelledTicket:
         """Begin to copy a storage here."""
         self.tier.copies_out += 1
-        return ModelledTicket(self.tier.clock, *self.tier.clock.copy_out(self.size_bytes))
+        return ModelledTicket(self.tier.clock, *self.tier.clock.copy_out(self.size_bytes), self.size_bytes)
 
     def copy_in(self, storage: ModelledStorage) -> ModelledTicket:
         """Begin to fill a storage from here."""
         self.tier.copies_in += 1
-        return ModelledTicket(self.tier.clock, *self.tier.clock.copy_in(self.size_bytes))
+        return ModelledTicket(self.tier.clock, *self.tier.clock.copy_in(self.size_bytes), self.size_bytes)
 
     def copied(self, error: BaseException | None) -> None:
         """Note how a copy out to here ended."""

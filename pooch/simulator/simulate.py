@@ -106,11 +106,9 @@ class Play:
             if self._detail:
                 self.intervals.append(Interval("compute", "replay", action.slot, target, start_ms, self.now_ms))
         elif kind == "copy_out":
-            size_bytes = self._values[target].size_bytes
-            self._out_end_ms[target] = self.copy("copy_out", "copy", action.slot, target, size_bytes)
+            self._out_end_ms[target] = self._copy_value("copy_out", action.slot, target)
         elif kind in ("copy_in", "refill"):
-            size_bytes = self._values[target].size_bytes
-            self._in_end_ms[target] = self.copy("copy_in", "copy", action.slot, target, size_bytes)
+            self._in_end_ms[target] = self._copy_value("copy_in", action.slot, target)
         elif kind in ("free", "empty"):
             self.stall(action.slot, target, self._out_end_ms.get(target, 0.0))
         elif kind == "wait":
@@ -124,11 +122,24 @@ class Play:
         elif self._copy_begin_ms > 0:
             self.now_ms = self._streams.compute(self.now_ms, self._copy_begin_ms)
 
-    def copy(self, stream: Stream, kind: Literal["copy", "move"], slot: int, target: int, size_bytes: int) -> float:
+    def _copy_value(self, stream: Stream, slot: int, target: int) -> float:
+        value = self._values[target]
+        return self.copy(stream, "copy", slot, target, value.size_bytes, packs=value.packs)
+
+    def copy(
+        self,
+        stream: Stream,
+        kind: Literal["copy", "move"],
+        slot: int,
+        target: int,
+        size_bytes: int,
+        *,
+        packs: bool = False,
+    ) -> float:
         """Begin a copy, and return when it ends. The arguments are those of its `Interval`, and what it copies."""
         self._begin_copy()
         issue = self._streams.copy_out if stream == "copy_out" else self._streams.copy_in
-        span = issue(self.now_ms, size_bytes)
+        span = issue(self.now_ms, size_bytes, packs=packs)
         if self._detail:
             self.intervals.append(Interval(stream, kind, slot, target, *span))
         return span[1]

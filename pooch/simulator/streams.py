@@ -36,13 +36,13 @@ class Streams:
         self._in = CopyStream()
         self._free = link.out_compute_share == 0 and link.in_compute_share == 0
 
-    def copy_out(self, now_ms: float, size_bytes: int) -> tuple[float, float]:
+    def copy_out(self, now_ms: float, size_bytes: int, *, packs: bool = False) -> tuple[float, float]:
         """Issue a copy to the tier; returns (start, end) in ms."""
-        return self._issue(self._out, self._in, now_ms, self._link.out_ms(size_bytes))
+        return self._issue(self._out, self._in, now_ms, self._link.out_ms(size_bytes, packs=packs))
 
-    def copy_in(self, now_ms: float, size_bytes: int) -> tuple[float, float]:
+    def copy_in(self, now_ms: float, size_bytes: int, *, packs: bool = False) -> tuple[float, float]:
         """Issue a copy back; returns (start, end) in ms."""
-        return self._issue(self._in, self._out, now_ms, self._link.in_ms(size_bytes))
+        return self._issue(self._in, self._out, now_ms, self._link.in_ms(size_bytes, packs=packs))
 
     def _issue(self, stream: CopyStream, other: CopyStream, now_ms: float, duration_ms: float) -> tuple[float, float]:
         if not self._link.full_duplex:  # one queue: wait for the other direction too

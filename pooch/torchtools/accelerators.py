@@ -212,6 +212,12 @@ def total_bytes(device: torch.device) -> int:
     return int(_module(device).get_device_properties(device).total_memory)
 
 
+def shares_memory(device: torch.device) -> bool:
+    """Returns whether the device has no memory of its own, so that copying to that of the host frees nothing."""
+    properties_of = getattr(_module(device), "get_device_properties", None)
+    return bool(properties_of and getattr(properties_of(device), "is_integrated", False))
+
+
 def name_of(device: torch.device) -> str:
     """Returns the name of the device."""
     return str(_module(device).get_device_properties(device).name)

@@ -16,6 +16,8 @@ from pooch.api.guarding import Guard
 from pooch.api.measure.hard_limit import SLACK_BYTES, limit_gpu
 from pooch.errors import PlanMismatch, UsageError
 from pooch.executor import apply_plan
+from pooch.executor.engines import pinned
+from pooch.executor.engines.measurement import measure_link
 from pooch.executor.engines.pinned import PinnedBlock
 from pooch.executor.engines.streams import StreamEngine
 from pooch.executor.evictor import Evictor
@@ -26,6 +28,7 @@ from pooch.executor.step import Step
 from pooch.executor.verification import PROOFS
 from pooch.profiler.pressure import NOTHING_STAYS, evicting, steps_under
 from pooch.profiler.step import record_step
+from pooch.torchtools import cuda_only
 from pooch.torchtools.memory_meter import MemoryMeter
 from tests.executor.nets import make_job
 from tests.executor.support import all_of, assert_same, mixed, profile_job, quick_profile, tight_plan, train
@@ -164,6 +167,33 @@ def test_pinned_blocks_are_pinned_and_can_be_had_again() -> None:
         block.unlock()
         assert not any(part.is_pinned() for part in block.parts)
         del block
+
+
+@pytest.mark.parametrize("refused", ["all", "all but the first part"])
+def test_where_memory_cannot_be_locked_the_rest_is_ordinary(refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, _ = train(make_job("conv", 2, "cuda"), None, steps=3)
+    job = make_job("conv", 2, "cuda")
+    profile = profile_job(job)
+    if refused == "all":
+        monkeypatch.setattr(cuda_only, "lock_pages", lambda *_: 2)
+    else:
+        lock, left = cuda_only.lock_pages, iter([True])
+        monkeypatch.setattr(pinned, "PART_BYTES", 8192)
+        monkeypatch.setattr(cuda_only, "lock_pages", lambda *given: lock(*given) if next(left, False) else 2)
+    with pytest.warns(UserWarning, match="cannot be page-locked"):
+        planned, stats = train(job, tight_plan(profile, all_of(profile, "swap")), steps=3)
+    assert stats is not None
+    assert stats.swapped_in_bytes > 0
+    assert_same(plain, planned)
+
+
+def test_the_rate_of_ordinary_memory_is_measured() -> None:
+    device = torch.device("cuda", 0)
+    engine = StreamEngine(device, "never")
+    link = measure_link(engine, device, room_bytes=3 * 2**22)
+    engine.close()
+    assert link.tier == "host memory that is not page-locked"
+    assert min(link.out_bytes_per_ms, link.in_bytes_per_ms) > 0
 
 
 def test_a_plan_keeps_its_peak_and_says_what_is_reserved() -> None:

@@ -509,7 +509,7 @@ def test_a_gradient_that_is_released_while_it_is_copied_is_forgotten(kept: Kept)
 class HoldingTicket:
     """A copy that has ended, and holds the storage until somebody waits for it, as those of streams do."""
 
-    error, copy_ms = None, 1.0
+    error, copy_ms, moved_bytes = None, 1.0, 2**40
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.storage: torch.UntypedStorage | None = storage

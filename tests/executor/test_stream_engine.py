@@ -672,7 +672,7 @@ def test_memory_that_cannot_be_locked(machine: Machine, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch, "zeros", lambda count, device=None: launched.append(count))
     machine.refuse_to_lock = 2
     with pytest.raises(TierError, match=r"cannot be page-locked \(CUDA error 2\)") as caught:
-        StreamEngine(CPU).open_arena(4096)
+        PinnedBlock(4096, CPU)
     assert "\n" not in str(caught.value)
     assert launched == [1]  # the next kernel of the program is not blamed for it
 
@@ -760,6 +760,48 @@ def test_what_was_locked_before_a_part_is_refused_is_given_back(
         PinnedBlock(5 * 8192, CPU)
     assert machine.locked == {}
     assert [kind for kind, _ in machine.log] == ["lock", "lock", "unlock", "unlock"]
+
+
+def test_what_cannot_be_locked_is_ordinary_memory_and_told_once(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pinned, "PART_BYTES", 8192)
+    lock, calls = cuda_only.lock_pages, itertools.count()
+    monkeypatch.setattr(cuda_only, "lock_pages", lambda *given: 2 if next(calls) == 2 else lock(*given))
+    engine = StreamEngine(CPU)
+    lines: list[str] = []
+    engine.health.tell = lines.append
+    assert engine.description == "pinned host memory"
+    arena = engine.open_arena(5 * 8192)
+    assert next(calls) == 3  # no more are tried: each takes time
+    assert sorted(machine.locked.values()) == [8192, 8192]
+    value = torch.randint(256, (40000,), dtype=torch.uint8).untyped_storage()
+    arena.copy_out(value, 0).wait()
+    back = storage(0, 40000)
+    arena.copy_in(back, 0).wait()
+    machine.check_read(back)
+    assert bytes(back) == bytes(value)
+    arena.close()
+    engine.open_arena(6 * 8192).close()
+    assert len(lines) == 1
+    assert "24.00 KiB of 40.00 KiB of host memory cannot be page-locked (CUDA error 2)" in lines[0]
+    assert engine.description == "host memory that is not page-locked"
+    engine.close()
+    assert machine.locked == {}
+    assert machine.races == []
+
+
+def test_locking_can_be_switched_off(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POOCH_PAGE_LOCKED", "0")
+    engine = StreamEngine(CPU)
+    lines: list[str] = []
+    engine.health.tell = lines.append
+    engine.open_arena(8192).close()
+    assert machine.locked == {}
+    assert lines == []
+    assert engine.description == "host memory that is not page-locked"
+    PinnedBlock(8192, CPU).unlock()  # as to try it
+    assert [kind for kind, _ in machine.log] == ["lock", "unlock"]
 
 
 @pytest.mark.parametrize("size", [1, 2**20, 3 * 2**20, 7 * 2**20 + 12345])

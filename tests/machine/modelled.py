@@ -152,6 +152,11 @@ class ModelledTicket:
     _is_over: bool = False
 
     @property
+    def moved_bytes(self) -> int:
+        """What it moves."""
+        return self.size_bytes
+
+    @property
     def copy_ms(self) -> float | None:
         """What it took."""
         return self.size_bytes / self.tier.bytes_per_ms if self._is_over else None

@@ -89,6 +89,7 @@ class LateTicket:
 
     copy_ms: float | None = None
     error: BaseException | None = None
+    moved_bytes: int = 64 * MEGABYTE
 
     def is_done(self) -> bool:
         return self.copy_ms is not None

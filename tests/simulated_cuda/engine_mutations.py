@@ -245,8 +245,8 @@ RECORDS = (
     Mutation(
         "what a copy out reads is not held",
         _STREAMS,
-        "        self._under_way[event] = storage\n        return StreamTicket(before, event, self)\n\n    def copy_in",
-        "        return StreamTicket(before, event, self)\n\n    def copy_in",
+        "        self._under_way[event] = storage\n        return StreamTicket(before, event, self, storage.nbytes())\n\n    def copy_in",
+        "        return StreamTicket(before, event, self, storage.nbytes())\n\n    def copy_in",
         "memory that is let go of goes to others under the copy",
     ),
     Mutation(

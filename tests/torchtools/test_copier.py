@@ -34,7 +34,7 @@ class Opened:
     def __init__(self, directory: Path, module: Any) -> None:
         self.descriptor = os.open(directory, os.O_RDWR | os.O_TMPFILE, 0o600)
         self.noted: Noted = []
-        self.copier = module.Copier(CHUNK_BYTES, 4096, lambda *given: self.noted.append(given))
+        self.copier = module.Copier(CHUNK_BYTES, 4096, lambda *given: self.noted.append(given), True)
 
     def room(self, is_checked: bool = True) -> Any:
         return self.copier.room(self, self.descriptor, is_checked)
@@ -287,3 +287,109 @@ def test_a_wrong_call_is_refused_and_leaves_nothing(opened: Opened) -> None:
     with pytest.raises(TypeError):
         room.copy_out(storage_of(1), "0")
     room.finish()
+
+
+# Masks and constants --------------------------------------------------------------------------------------------------
+
+
+def moved_through(opened: Opened, storage: torch.UntypedStorage, is_checked: bool = True) -> int:
+    """How many bytes a copy out moves, after which a copy in has brought every byte back."""
+    room, back = opened.room(is_checked), storage_of(storage.nbytes(), 99)
+    out, into = room.copy_out(storage, 0), room.copy_in(back, 0)
+    into.wait()
+    assert (out.error, into.error) == (None, None)
+    assert is_same(storage, back)
+    assert into.moved_bytes == out.moved_bytes
+    return int(out.moved_bytes)
+
+
+@pytest.mark.parametrize("size", [65, 1000, 4097, CHUNK_BYTES, CHUNK_BYTES + 13])
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_truth_values_move_as_bits(opened: Opened, size: int, is_checked: bool) -> None:
+    mask = torch.rand(size, generator=torch.Generator().manual_seed(size)) < 0.3
+    rest = size % CHUNK_BYTES if size % CHUNK_BYTES < 64 else 0  # a chunk that is too small to be looked at
+    assert moved_through(opened, mask.untyped_storage(), is_checked) == -(-(size - rest) // 8) + rest
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.complex64])
+def test_what_dropout_multiplies_with_moves_as_bits(opened: Opened, dtype: torch.dtype) -> None:
+    kept = torch.rand(CHUNK_BYTES, generator=torch.Generator().manual_seed(0)) < 0.9
+    factors = kept.to(dtype) * 3
+    assert moved_through(opened, factors.untyped_storage()) == CHUNK_BYTES // 8
+
+
+def test_a_constant_is_not_moved_at_all_and_others_are_whole(opened: Opened) -> None:
+    constants = [torch.zeros(CHUNK_BYTES), torch.full((999,), 0.3), torch.full((77,), 1.7, dtype=torch.float64)]
+    assert [moved_through(opened, each.untyped_storage()) for each in constants] == [0, 0, 0]
+    assert opened.noted == []  # they tell nothing of how fast the file is
+    for place in (0, 63, 64, 1000, CHUNK_BYTES // 4 - 1):
+        almost = torch.full((CHUNK_BYTES // 4,), 5.0)
+        almost[place], almost[place // 2 - 3] = 6.0, 7.0
+        assert moved_through(opened, almost.untyped_storage()) == CHUNK_BYTES
+
+
+def test_truth_values_with_other_bytes_keep_every_one_of_them(opened: Opened) -> None:
+    strange = (torch.arange(8192) % 3).to(torch.uint8).view(torch.bool)
+    assert moved_through(opened, strange.untyped_storage()) == 8192
+    two = torch.where(torch.arange(8192) % 5 == 0, 200, 2).to(torch.uint8).view(torch.bool)  # neither 0 nor 1
+    assert moved_through(opened, two.untyped_storage()) == 1024
+
+
+def test_a_view_moves_all_of_its_storage(opened: Opened) -> None:
+    base = torch.rand(64, 128, generator=torch.Generator().manual_seed(0)) < 0.5
+    assert moved_through(opened, base.t()[3::2, 1:].untyped_storage()) == 1024
+    mixed = storage_of(CHUNK_BYTES + 4096)  # the first chunk is a mask, the second is not
+    bytes_in_place(mixed)[:CHUNK_BYTES] &= 1
+    assert moved_through(opened, mixed) == CHUNK_BYTES // 8 + 4096
+
+
+def test_few_different_words_of_any_kind_come_back(opened: Opened) -> None:
+    random = torch.Generator().manual_seed(3)
+    for _ in range(150):
+        words = int(torch.randint(1, 5, (1,), generator=random))
+        width, count = (
+            2 ** int(torch.randint(0, 4, (1,), generator=random)),
+            int(torch.randint(1, 3000, (1,), generator=random)),
+        )
+        kinds = torch.randint(0, 256, (words, width), dtype=torch.uint8, generator=random)
+        drawn = torch.randint(0, words, (count,), generator=random)
+        if float(torch.rand(1, generator=random)) < 0.5:  # long runs, of which a look at the first words tells nothing
+            drawn = drawn.sort().values
+        moved_through(opened, kinds[drawn].contiguous().untyped_storage())
+
+
+def test_one_bit_of_a_packed_mask_that_changes_in_the_file_is_an_error(opened: Opened) -> None:
+    room = opened.room()
+    room.copy_out((torch.arange(8192) % 3 == 0).untyped_storage(), 0).wait()
+    byte = os.pread(opened.descriptor, 1, 700)[0]
+    os.pwrite(opened.descriptor, bytes([byte ^ 4]), 700)
+    ticket = room.copy_in(storage_of(8192), 0)
+    ticket.wait()
+    assert ticket.error is not None
+    assert ticket.error.args == copier.OTHER_BYTES
+
+
+def test_what_comes_back_is_read_as_it_was_written_last(opened: Opened) -> None:
+    room, back = opened.room(), storage_of(8192, 9)
+    for storage in (
+        torch.zeros(2048).untyped_storage(),
+        storage_of(8192),
+        (torch.arange(8192) % 7 == 0).untyped_storage(),
+    ):
+        room.copy_out(storage, 0)
+        room.copy_in(back, 0).wait()
+        assert is_same(back, storage)
+
+
+def test_without_packing_every_byte_moves(tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = torch.ones(8192, dtype=torch.bool).untyped_storage()
+    assert copier.is_packed(mask)
+    monkeypatch.setenv(copier.PACKING, "0")
+    assert not copier.is_packed(mask)
+    plain = Opened.__new__(Opened)
+    plain.descriptor, plain.noted = opened.descriptor, []
+    plain.copier = type(opened.copier)(
+        CHUNK_BYTES, 4096, lambda *given: plain.noted.append(given), copier.packs_copies()
+    )
+    assert moved_through(plain, mask) == 8192
+    plain.copier.stop()

@@ -12,7 +12,8 @@ _SMALLER_THAN = re.compile(r"smaller than (\d+) bytes")
 
 _FRAME = ("model_signature", "sizes", "forward_ops", "model_begin", "model_end")
 _OP = ("name", "phase", "module", "reads", "writes", "refusal", "random")
-_VALUE = tuple(f.name for f in fields(Value) if f.name not in ("size_bytes", "allocated_bytes", "shape", "fixed"))
+_OF_THE_STEP = ("size_bytes", "allocated_bytes", "shape", "fixed", "packs")
+_VALUE = tuple(f.name for f in fields(Value) if f.name not in _OF_THE_STEP)
 
 
 def difference(left: Profile, right: Profile) -> str | None:

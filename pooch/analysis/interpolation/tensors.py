@@ -73,6 +73,7 @@ def _predicted_value(known: Sequence[Value], rule: SizeRule, granule_bytes: int)
         known[0],
         shape=shape,
         size_bytes=size_bytes,
+        packs=all(value.packs for value in known),
         allocated_bytes=max(0, round_up(size_bytes, granule_bytes) + padding_bytes),
     )
     return value, counts

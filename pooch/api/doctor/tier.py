@@ -12,14 +12,14 @@ import psutil
 import torch
 
 from ...executor.engines import make_engine
-from ...executor.engines.measurement import both_ways_bytes_per_ms, measure_link
+from ...executor.engines.measurement import both_ways_bytes_per_ms, measure_link, noise
 from ...executor.engines.pinned import PinnedBlock
 from ...executor.engines.protocol import CopyEngine
 from ...executor.engines.trying import try_copies
 from ...ground.errors import TierError
 from ...ground.units import format_bytes
 from ...ir import Link
-from ...torchtools.accelerators import has_streams
+from ...torchtools.accelerators import has_streams, shares_memory
 from ...torchtools.device_memory import free_bytes
 from ...torchtools.spill_directory import SpillDirectory
 from .finding import Figure, Finding, Patient
@@ -51,7 +51,7 @@ def try_directory(patient: Patient) -> Iterator[Finding]:
             yield Finding("spill directory", "failed", str(error))
             return
         try:
-            value = torch.zeros(2**20, dtype=torch.uint8).untyped_storage()
+            value = noise(2**20, torch.device("cpu")).untyped_storage()  # zeros would not be written
             ticket = arena.copy_out(value, ROOM_BYTES - 2**20)
             ticket.wait()
             if ticket.error is not None:
@@ -91,6 +91,10 @@ def try_locking(patient: Patient) -> Iterator[Finding]:
     block.unlock()
     figures: dict[str, Figure] = {"locked bytes": size_bytes, "locking, bytes/s": size_bytes / max(took_s, 1e-9)}
     text = f"{format_bytes(size_bytes)} were page-locked in {took_s * 1000:.0f} ms"
+    if shares_memory(patient.device):
+        text += "; the device shares the host's memory, so swapping to it frees nothing: let plans recompute"
+        yield Finding("page-locked memory", "told", text, figures)
+        return
     yield Finding("page-locked memory", "passed", text, figures)
 
 
@@ -139,10 +143,25 @@ def measure_rates(patient: Patient) -> Iterator[Finding]:
         "compute displaced by copies in": link.in_compute_share,
     }
     text = f"{_rate(out)} out, {_rate(back)} in, {_rate(together)} both ways at once"
+    if has_streams(patient.device):
+        unlocked = _through_ordinary_memory(patient)
+        figures["out through ordinary memory, bytes/s"] = 1000 * unlocked.out_bytes_per_ms
+        figures["in through ordinary memory, bytes/s"] = 1000 * unlocked.in_bytes_per_ms
     if _slowest(link) < least:
         yield Finding("link", "failed", f"{text}: less than {_rate(least)} each way; {_remedy(patient)}", figures)
     else:
         yield Finding("link", "passed", text, figures)
+
+
+def _through_ordinary_memory(patient: Patient) -> Link:
+    """The link as it is where memory cannot be page-locked."""
+    from ...executor.engines.streams import StreamEngine
+
+    engine = StreamEngine(patient.device, "never")
+    try:
+        return measure_link(engine, patient.device)
+    finally:
+        engine.close()
 
 
 def _slowest(link: Link) -> float:

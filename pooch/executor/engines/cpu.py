@@ -47,6 +47,7 @@ class CpuTicket:
     """One copy. The copy thread releases the storage before it reports completion."""
 
     storage: torch.UntypedStorage | None
+    moved_bytes: int
     offset_bytes: int
     outwards: bool
     mover: Mover
@@ -133,7 +134,7 @@ def new_copier(rates: CopyRates) -> Copier:
     module = copier.LIBRARY.get()
     if module is None:
         return CopyThread(rates)
-    return module.Copier(CHUNK_BYTES, LEAST_BYTES, rates.note)  # type: ignore[no-any-return]
+    return module.Copier(CHUNK_BYTES, LEAST_BYTES, rates.note, copier.packs_copies())  # type: ignore[no-any-return]
 
 
 class _ThreadRoom:
@@ -151,7 +152,8 @@ class _ThreadRoom:
 
     def _submit(self, storage: torch.UntypedStorage, offset_bytes: int, outwards: bool) -> CpuTicket:
         thread = self._thread
-        ticket = CpuTicket(storage, offset_bytes, outwards, self._mover, thread.ensure(), thread.rates)
+        worker = thread.ensure()
+        ticket = CpuTicket(storage, storage.nbytes(), offset_bytes, outwards, self._mover, worker, thread.rates)
         thread.submit(ticket)
         self._last = ticket  # not before: nobody would end what an interrupt has kept from being submitted
         return ticket

@@ -27,6 +27,7 @@ _LIMITED_BYTES = 16 * 2**20  # under a memory limit, where all large blocks use 
 _LEAST_BYTES = 4 * 2**20
 _STORAGES = 3  # of that size, alive at the same time
 REPEATS = 3
+_MASK_BYTES = 2**20  # of truth values that are drawn, and repeated
 _LEAST_SIDE = 256  # of a matrix
 _ENOUGH_BYTES = 64 * 2**20  # copied beside a step for the rate to be taken from there
 _MOST_SHARE = 2.0  # a copy thread takes at most its own core, and makes the others wait for it
@@ -79,6 +80,9 @@ def measure_link(
 
         out = _direction(arena.copy_out, storages[0], small, engine, device)
         back = _direction(fill_fresh, storages[0], small, engine, device)
+        masks = _masks(large_bytes // 4, device).untyped_storage()
+        packed_out = _packed_rate(arena.copy_out, masks, out, engine, device)
+        packed_in = _packed_rate(fill_fresh, masks, back, engine, device)
         link = Link(
             tier=engine.description,
             out_latency_ms=out.latency_ms,
@@ -88,6 +92,8 @@ def measure_link(
             full_duplex=engine.has_two_lanes and _is_full_duplex(arena, storages, out, back, device),
             out_compute_share=out.processor_share,
             in_compute_share=back.processor_share,
+            packed_out_bytes_per_ms=packed_out,
+            packed_in_bytes_per_ms=packed_in,
         )
         if not shares:
             return link
@@ -191,12 +197,16 @@ def _with_shares_beside(
         arena.close()
     out = min((forward for forward, _ in beside), key=lambda each: each.pass_ms)
     back = min((backward for _, backward in beside), key=lambda each: each.pass_ms)
+    out_rate, in_rate = out.rate(large_bytes, link.out_bytes_per_ms), back.rate(large_bytes, link.in_bytes_per_ms)
     return replace(
         link,
         out_compute_share=max(link.out_compute_share, out.share(min(forward_ms for forward_ms, _ in alone))),
         in_compute_share=max(link.in_compute_share, back.share(min(backward_ms for _, backward_ms in alone))),
-        out_bytes_per_ms=out.rate(large_bytes, link.out_bytes_per_ms),
-        in_bytes_per_ms=back.rate(large_bytes, link.in_bytes_per_ms),
+        out_bytes_per_ms=out_rate,
+        in_bytes_per_ms=in_rate,
+        # What slows copies down beside a step slows packing down as well, which was measured without one.
+        packed_out_bytes_per_ms=link.packed_out_bytes_per_ms * min(1.0, out_rate / link.out_bytes_per_ms),
+        packed_in_bytes_per_ms=link.packed_in_bytes_per_ms * min(1.0, in_rate / link.in_bytes_per_ms),
     )
 
 
@@ -256,6 +266,33 @@ def noise(size_bytes: int, device: torch.device) -> torch.Tensor:
     """Return random float32 numbers, independent of the user's generator and default dtype."""
     generator = torch.Generator(device).manual_seed(0)
     return torch.rand(size_bytes // 4, generator=generator, dtype=torch.float32, device=device)
+
+
+def _masks(size_bytes: int, device: torch.device) -> torch.Tensor:
+    """Return truth values, which are random in each MiB."""
+    drawn_bytes = min(size_bytes, _MASK_BYTES)
+    return noise(4 * drawn_bytes, device).less(0.5).repeat(size_bytes // drawn_bytes)
+
+
+def _packed_rate(
+    copy: Callable[[torch.UntypedStorage, int], Ticket],
+    masks: torch.UntypedStorage,
+    plain: _Direction,
+    engine: CopyEngine,
+    device: torch.device,
+) -> float:
+    """Return the bytes of masks that are copied per ms, or 0 where copies move all of them."""
+    tickets = []
+
+    def once() -> None:
+        tickets.append(copy(masks, 0))
+        _complete(tickets[-1], engine)
+
+    once()
+    if tickets[0].moved_bytes == masks.nbytes():
+        return 0.0
+    durations_ms = [_timed_ms(once, device) for _ in range(REPEATS)]
+    return masks.nbytes() / max(statistics.median(durations_ms) - plain.latency_ms, 1e-6)
 
 
 def _timed_ms(run: Callable[[], object], device: torch.device) -> float:

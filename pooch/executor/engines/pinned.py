@@ -1,4 +1,8 @@
-"""Page-locked host memory of exactly the requested size, and keeping it from one engine to the next."""
+"""Page-locked host memory of exactly the requested size, and keeping it from one engine to the next.
+
+What cannot be locked is ordinary memory, if whoever asks takes that: copies there are slower, and the host waits for
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -23,6 +28,9 @@ PART_BYTES = 4 * 2**30  # of what is locked at once; much larger parts are refus
 # Left to the system and the program: a machine whose memory is locked to the last page swaps, or ends somebody.
 RESERVE_BYTES = 256 * 2**20
 _LEAST_PART_BYTES = 2**20  # where PyTorch locks, which rounds each part up to a power of two
+VARIABLE = "POOCH_PAGE_LOCKED"  # "0": nothing is locked
+SWITCHED_OFF = f"{VARIABLE}=0"
+Locking = Literal["must", "try", "never"]
 
 
 class PinnedBlock:
@@ -36,13 +44,20 @@ class PinnedBlock:
     Args:
         size_bytes: Number of bytes to lock. They lie in parts of at most `PART_BYTES`.
         device: A device with streams, synchronized before the memory is unlocked.
+        locking: "must": nothing but locked memory will do. "try": from the first part on that cannot be locked, the
+            rest is ordinary memory. "never": all of it is.
+
+    Attributes:
+        pageable_bytes: How much of it is ordinary memory.
+        why_pageable: Why, in a few words.
 
     Raises:
-        TierError: If the process cannot have that much memory, or it cannot be locked.
+        TierError: If the process cannot have that much memory, or it cannot be locked and has to be.
     """
 
-    def __init__(self, size_bytes: int, device: torch.device) -> None:
+    def __init__(self, size_bytes: int, device: torch.device, locking: Locking = "must") -> None:
         self.size_bytes, self.device, self.fitted_at = size_bytes, device, 0
+        self.pageable_bytes, self.why_pageable = 0, SWITCHED_OFF if locking == "never" else ""
         self.in_use_until: tuple[torch.Event, ...] = ()  # ends of the last copies, which the next step waits for
         _refuse_more_than_there_is(size_bytes)
         take, sizes = (
@@ -53,10 +68,22 @@ class PinnedBlock:
         self._parts: list[_Part] = []
         try:
             for part_bytes in sizes:
-                self._parts.append(take(self, part_bytes))
+                self._parts.append(self._taken(take, part_bytes, locking))
         except TierError:
             self.unlock()
             raise
+
+    def _taken(self, take: Take, part_bytes: int, locking: Locking) -> _Part:
+        """Take a part. All that follow one that cannot be locked are not tried, which takes time."""
+        if not self.why_pageable:
+            try:
+                return take(self, part_bytes)
+            except _NotLocked as error:
+                if locking == "must":
+                    raise
+                self.why_pageable = error.why
+        self.pageable_bytes += part_bytes
+        return _Part(torch.frombuffer(_mapped(part_bytes, is_touched=True), dtype=torch.uint8), _nothing)
 
     @property
     def parts(self) -> list[torch.Tensor]:
@@ -81,10 +108,36 @@ class PinnedBlock:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Locked bytes, and the function that unlocks them."""
+    """Bytes, and the function that unlocks them."""
 
     bytes: torch.Tensor
     unlock: Callable[[], object]
+
+
+Take = Callable[[PinnedBlock, int], _Part]
+
+
+class _NotLocked(TierError):
+    """Memory is there, and cannot be locked.
+
+    Args:
+        size_bytes: How much of it.
+        why: In a few words.
+    """
+
+    def __init__(self, size_bytes: int, why: str) -> None:
+        text = f"{size_bytes} bytes of host memory cannot be page-locked ({why}): set a smaller host budget"
+        super().__init__(text, "locking")
+        self.why = why
+
+
+def locking_wanted() -> Locking:
+    """How engines lock memory that are not told otherwise."""
+    return "never" if os.environ.get(VARIABLE) == "0" else "try"
+
+
+def _nothing() -> None:
+    """Do nothing: the memory goes with the last reference to it."""
 
 
 def _exact_sizes(size_bytes: int) -> list[int]:
@@ -123,17 +176,27 @@ def _refuse_more_than_there_is(size_bytes: int) -> None:
 
 def _locked(block: PinnedBlock, part_bytes: int) -> _Part:
     """Return a locked mapping."""
+    mapping = _mapped(part_bytes)
+    contents = torch.frombuffer(mapping, dtype=torch.uint8)
+    code = cuda_only.lock_pages(contents.data_ptr(), part_bytes, block.device)
+    if code != 0:
+        raise _NotLocked(block.size_bytes, f"CUDA error {code}")
+    return _Part(contents, end_with(block, _unlock, contents.data_ptr(), block.device, mapping, os.getpid()))
+
+
+def _mapped(part_bytes: int, *, is_touched: bool = False) -> mmap.mmap:
+    """Return an anonymous mapping, whose pages are there at once if they are touched: locking does that by itself.
+
+    Raises:
+        TierError: If there is no memory for it.
+    """
+    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | (getattr(mmap, "MAP_POPULATE", 0) if is_touched else 0)
     try:
-        mapping = mmap.mmap(-1, part_bytes)
+        return mmap.mmap(-1, part_bytes, flags=flags)
     except (OSError, OverflowError) as error:
         raise TierError(
             f"no {part_bytes} bytes of host memory for swapping: set a smaller host budget", "host memory"
         ) from error
-    contents = torch.frombuffer(mapping, dtype=torch.uint8)
-    code = cuda_only.lock_pages(contents.data_ptr(), part_bytes, block.device)
-    if code != 0:
-        raise _not_locked(block, f"CUDA error {code}")
-    return _Part(contents, end_with(block, _unlock, contents.data_ptr(), block.device, mapping, os.getpid()))
 
 
 def _from_pytorch(block: PinnedBlock, part_bytes: int) -> _Part:
@@ -141,13 +204,7 @@ def _from_pytorch(block: PinnedBlock, part_bytes: int) -> _Part:
     try:
         return _Part(torch.empty(part_bytes, dtype=torch.uint8, device=_HOST, pin_memory=True), lambda: None)
     except RuntimeError as error:
-        raise _not_locked(block, str(error).partition("\n")[0]) from error
-
-
-def _not_locked(block: PinnedBlock, why: str) -> TierError:
-    return TierError(
-        f"{block.size_bytes} bytes of host memory cannot be page-locked ({why}): set a smaller host budget", "locking"
-    )
+        raise _NotLocked(block.size_bytes, str(error).partition("\n")[0]) from error
 
 
 def _unlock(pointer: int, device: torch.device, mapping: mmap.mmap, process: int) -> None:
@@ -181,19 +238,20 @@ def blocks_kept() -> Iterator[None]:
             _unlock_kept(lambda block: True)
 
 
-def take_block(size_bytes: int, device: torch.device) -> PinnedBlock:
+def take_block(size_bytes: int, device: torch.device, locking: Locking) -> PinnedBlock:
     """Return a kept block of at least `size_bytes`, or a new one of exactly this size.
 
     Kept blocks of the device that are too small are unlocked first, so that the host never has both.
 
     Raises:
-        TierError: If the process cannot have that much memory, or it cannot be locked.
+        TierError: If the process cannot have that much memory.
     """
-    for block in sorted(_KEPT, key=lambda block: block.size_bytes):
+    kept = [block for block in _KEPT if locking != "never" or block.pageable_bytes == block.size_bytes]
+    for block in sorted(kept, key=lambda block: block.size_bytes):
         if block.device == device and block.size_bytes >= size_bytes and _is_taken(block):
             return block
     _unlock_kept(lambda block: block.device == device)
-    return PinnedBlock(size_bytes, device)
+    return PinnedBlock(size_bytes, device, locking)
 
 
 def give_block(block: PinnedBlock) -> None:

@@ -17,15 +17,18 @@ from dataclasses import dataclass, field
 import torch
 
 from ...ground.errors import TierError, first_line
+from ...ground.units import format_bytes
 from ...torchtools import accelerators
 from ...torchtools.ranges import copy_range
 from ...torchtools.tensors import bytes_of
 from .free_room import FreeRoom
 from .health import TierHealth
-from .pinned import PinnedBlock, give_block, take_block
+from .pinned import SWITCHED_OFF, Locking, PinnedBlock, give_block, locking_wanted, take_block
 from .protocol import Purpose
 from .step_clock import StepClock
 from .tier_room import TierRoom
+
+PAGEABLE = "host memory that is not page-locked"
 
 
 @dataclass
@@ -35,6 +38,7 @@ class StreamTicket:
     before: torch.Event
     event: torch.Event
     arena: StreamArena
+    moved_bytes: int
     error: BaseException | None = None
 
     @property
@@ -130,7 +134,7 @@ class StreamArena:
             self._to_room(bytes_of(storage), offset_bytes)
         event = self._out_events[offset_bytes] = self._marked(stream)
         self._under_way[event] = storage
-        return StreamTicket(before, event, self)
+        return StreamTicket(before, event, self, storage.nbytes())
 
     def copy_in(self, storage: torch.UntypedStorage, offset_bytes: int) -> StreamTicket:
         """Fill a newly allocated storage, after its copy out."""
@@ -145,7 +149,7 @@ class StreamArena:
         event = self._marked(stream)
         self._under_way[event] = storage
         self._read_rooms.append((offset_bytes, offset_bytes + storage.nbytes(), event))
-        return StreamTicket(before, event, self)
+        return StreamTicket(before, event, self, storage.nbytes())
 
     def _wait_for_compute(self, stream: torch.Stream) -> None:
         for compute in self.compute_streams():
@@ -207,19 +211,21 @@ class StreamEngine:
 
     Args:
         device: The device, which must have streams.
+        locking: How blocks are locked. None: as far as possible, unless `POOCH_PAGE_LOCKED=0`.
 
     Attributes:
         room: How much the blocks take.
         health: What is wrong with host memory.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, locking: Locking | None = None) -> None:
+        self.device, self._locking = device, locking or locking_wanted()
         self.room = TierRoom()
         self.health = TierHealth("pinned host memory", "free host memory", _explained)
         self.out_stream = accelerators.new_stream(device)
         self.in_stream = accelerators.new_stream(device)
         self._aside = _Aside()
+        self._is_pageable = self._locking == "never"
         purposes: tuple[Purpose, ...] = ("step", "snapshot", "copies")
         self._free = {purpose: FreeRoom[PinnedBlock](give_block) for purpose in purposes}
         self._closed = False
@@ -227,7 +233,7 @@ class StreamEngine:
     @property
     def description(self) -> str:
         """Description of the tier for reports."""
-        return "pinned host memory"
+        return PAGEABLE if self._is_pageable else "pinned host memory"
 
     @property
     def has_two_lanes(self) -> bool:
@@ -265,9 +271,21 @@ class StreamEngine:
 
     def _new_block(self, size_bytes: int) -> PinnedBlock:
         self.room.check(size_bytes)
-        block = take_block(size_bytes, self.device)
+        block = take_block(size_bytes, self.device, self._locking)
         self.room.hold(block, block.size_bytes)
+        self._look_at(block)
         return block
+
+    def _look_at(self, block: PinnedBlock) -> None:
+        """Tell once where memory cannot be locked, as copies are slower then than those that were measured."""
+        if block.pageable_bytes > 0 and not self._is_pageable:
+            self._is_pageable = True
+            self.health.tell(
+                f"{format_bytes(block.pageable_bytes)} of {format_bytes(block.size_bytes)} of host memory cannot be "
+                f"page-locked ({block.why_pageable}), so copies there are slower and the host waits for them: look at "
+                f"`ulimit -l` and at limits of the container, set a smaller host budget, or plan for it with "
+                f"{SWITCHED_OFF}"
+            )
 
     def probe(self) -> bool:
         """Return True: whether memory can be locked depends on how much of it is asked for."""

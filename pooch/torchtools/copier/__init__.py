@@ -16,6 +16,8 @@ import threading
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
 from ...ground import native
 from ...ground.errors import TierError
 from ..spill_directory import CHANGED
@@ -23,8 +25,11 @@ from ..tensors import memory_address
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "copier.cpp"
-HEADERS = (FOLDER / "checksum.h", FOLDER / "thread.h")
+HEADERS = (FOLDER / "bits.h", FOLDER / "checksum.h", FOLDER / "thread.h")
 VARIABLE = "POOCH_NATIVE_COPIES"  # "0": a thread of Python copies
+LEAST_PACKED_BYTES = 4096  # less than that is a page of the file anyway
+_WORTH_PACKING = 4  # times fewer bytes, of what is told to pack
+PACKING = "POOCH_PACKED_COPIES"  # "0": copies move masks and constants byte by byte
 
 TOOK_NOTHING = (errno.EIO, "the spill file took no bytes")
 ENDED_EARLY = (errno.EIO, "the spill file ended early")
@@ -55,6 +60,20 @@ class _Library:
 
 
 LIBRARY = _Library()
+
+
+def is_packed(storage: torch.UntypedStorage) -> bool:
+    """Whether copies move a small part of the bytes that a storage on the CPU has now: a mask, or all the same."""
+    module = LIBRARY.get()
+    if module is None or not packs_copies():
+        return False
+    packed_bytes: int = module.packed_bytes(memory_address(storage), storage.nbytes())
+    return packed_bytes <= storage.nbytes() // _WORTH_PACKING
+
+
+def packs_copies() -> bool:
+    """Whether the thread of C++ packs masks and constants."""
+    return os.environ.get(PACKING) != "0"
 
 
 def built_library(source: Path = SOURCE, *, again: bool = False) -> Path:

@@ -59,6 +59,7 @@ struct Copier {
   std::deque<SubmittedPointer>* submitted;  // in order, those that nobody has released yet among them
   PyObject* note;
   Py_ssize_t chunk_bytes, noted_bytes;
+  bool packs;
 };
 
 struct Room {
@@ -96,6 +97,7 @@ bool release(Copier* copier, Submitted& submitted) {
   Py_DECREF(file);
   const Copy& copy = submitted.copy;
   if (copy.failure != Failure::NONE || copy.size < static_cast<size_t>(copier->noted_bytes)) return true;
+  if (copy.moved < copy.size) return true;  // what is packed tells nothing of the file
   PyObject* none = PyObject_CallFunction(copier->note, "OLd", copy.is_outwards ? Py_True : Py_False,
                                          static_cast<long long>(copy.size), copy.seconds);
   Py_XDECREF(none);
@@ -132,16 +134,18 @@ bool ensure_thread(Copier* copier) {
   }
 }
 
-// `Copier(chunk_bytes, noted_bytes, note)`: `note(is_outwards, size_bytes, elapsed_s)` is told of copies of that size on.
+// `Copier(chunk_bytes, noted_bytes, note, packs)`: `note(is_outwards, size_bytes, elapsed_s)` is told of copies of that
+// size on. Chunks of at most two different words are packed where `packs`.
 PyObject* copier_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   Py_ssize_t chunk_bytes, noted_bytes;
   PyObject* note;
-  if (!PyArg_ParseTuple(arguments, "nnO", &chunk_bytes, &noted_bytes, &note)) return nullptr;
+  int packs;
+  if (!PyArg_ParseTuple(arguments, "nnOp", &chunk_bytes, &noted_bytes, &note, &packs)) return nullptr;
   auto* self = as<Copier>(type->tp_alloc(type, 0));
   if (self == nullptr) return nullptr;
   self->submitted = new std::deque<SubmittedPointer>();
   self->note = Py_NewRef(note);
-  self->chunk_bytes = chunk_bytes, self->noted_bytes = noted_bytes;
+  self->chunk_bytes = chunk_bytes, self->noted_bytes = noted_bytes, self->packs = packs != 0;
   if (!ensure_thread(self)) return Py_DECREF(self), nullptr;
   return reinterpret_cast<PyObject*>(self);
 }
@@ -223,11 +227,12 @@ PyObject* submit(PyObject* object, PyObject* const* arguments, Py_ssize_t count,
     Copy& copy = submitted->copy;
     copy.memory = reinterpret_cast<char*>(address), copy.size = static_cast<size_t>(size);
     copy.descriptor = self->descriptor, copy.offset = offset;
-    copy.is_outwards = is_outwards, copy.is_checked = self->is_checked;
+    copy.is_outwards = is_outwards, copy.is_checked = self->is_checked, copy.packs = copier->packs;
     submitted->queue = *copier->queue;
-    if (self->is_checked && is_outwards) {
+    if (is_outwards) {
+      copy.forms.reserve(copy.size / static_cast<size_t>(copier->chunk_bytes) + 1);
       (*self->written)[offset] = submitted;
-    } else if (self->is_checked) {
+    } else {
       const auto found = self->written->find(offset);
       if (found != self->written->end()) copy.written = {found->second, &found->second->copy};
     }
@@ -334,6 +339,12 @@ PyObject* ticket_get_copy_ms(PyObject* object, void*) {
   return PyFloat_FromDouble(1000 * copy.seconds);
 }
 
+// Returns how many bytes the file took or gave, as far as is known.
+PyObject* ticket_get_moved_bytes(PyObject* object, void*) {
+  const Copy& copy = (*as<Ticket>(object)->submitted)->copy;
+  return PyLong_FromSize_t(copy.is_done.load(std::memory_order_acquire) ? copy.moved : copy.size);
+}
+
 PyObject* ticket_get_storage(PyObject* object, void*) {
   PyObject* storage = (*as<Ticket>(object)->submitted)->storage;
   return Py_NewRef(storage == nullptr ? Py_None : storage);
@@ -368,6 +379,7 @@ PyMethodDef ticket_methods[] = {
 PyGetSetDef ticket_attributes[] = {
     {"error", ticket_get_error, nullptr, nullptr, nullptr},
     {"copy_ms", ticket_get_copy_ms, nullptr, nullptr, nullptr},
+    {"moved_bytes", ticket_get_moved_bytes, nullptr, nullptr, nullptr},
     {"storage", ticket_get_storage, nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
@@ -394,7 +406,24 @@ PyObject* use(PyObject*, PyObject* functions) {
   Py_RETURN_NONE;
 }
 
-PyMethodDef functions[] = {{"use", use, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+// `packed_bytes(address, size)`: how many bytes of some memory a copy would move.
+PyObject* packed_bytes(PyObject*, PyObject* arguments) {
+  long long address;
+  Py_ssize_t size;
+  if (!PyArg_ParseTuple(arguments, "Ln", &address, &size)) return nullptr;
+  constexpr size_t PART_BYTES = size_t{1} << 16;
+  char scratch[PART_BYTES / GROUP + 1];
+  size_t stored = 0;
+  for (size_t start = 0; start < static_cast<size_t>(size); start += PART_BYTES) {
+    const size_t part = std::min(PART_BYTES, static_cast<size_t>(size) - start);
+    stored += packed(reinterpret_cast<const char*>(address) + start, part, scratch).stored_bytes;
+  }
+  return PyLong_FromSize_t(stored);
+}
+
+PyMethodDef functions[] = {{"use", use, METH_VARARGS, nullptr},
+                           {"packed_bytes", packed_bytes, METH_VARARGS, nullptr},
+                           {nullptr, nullptr, 0, nullptr}};
 PyModuleDef definition{PyModuleDef_HEAD_INIT, "copier", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace

@@ -1,5 +1,6 @@
 // The thread that copies, and what it is given to do. Nothing here touches Python.
 #pragma once
+#include "bits.h"
 #include "checksum.h"
 
 #include <fcntl.h>
@@ -19,6 +20,7 @@
 #include <stdexcept>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace copier {
 
@@ -39,12 +41,14 @@ struct Copy {
   size_t size;
   int descriptor;
   off_t offset;
-  bool is_outwards, is_checked;
+  bool is_outwards, is_checked, packs;
   std::shared_ptr<const Copy> written;  // of a copy in: the copy out of what it reads, if there was one
+  std::vector<Form> forms;              // of a copy out: how each chunk lies in the file
   // What came of it, written before `is_done`.
   Failure failure = Failure::NONE;
   int code = 0;  // of the system call
   uint64_t checksum = 0;
+  size_t moved = 0;  // bytes that the file took or gave
   double seconds = 0;
   std::atomic<bool> is_done{false};
 
@@ -97,24 +101,42 @@ inline bool move_chunk(Copy& copy, char* buffer, size_t padded, size_t needed, o
 
 inline void copied(Checksum* checksum, char* to, const char* from, size_t size) {
   if (checksum != nullptr) checksum->copy(to, from, size);
-  else std::memcpy(to, from, size);
+  else if (to != from) std::memcpy(to, from, size);
+}
+
+// Packs a chunk into the buffer, or copies it there.
+inline Form gathered(const Copy& copy, const char* memory, size_t size, char* buffer, Checksum* checksum) {
+  const Form form = copy.packs ? packed(memory, size, buffer) : Form{0, 0, 0, size};
+  copied(checksum, buffer, form.word_bytes != 0 ? buffer : memory, form.stored_bytes);
+  return form;
+}
+
+inline void spread_out(const Form& form, char* buffer, char* memory, size_t size, Checksum* checksum) {
+  copied(checksum, form.word_bytes != 0 ? buffer : memory, buffer, form.stored_bytes);
+  if (form.word_bytes != 0) unpack(buffer, form, memory, size);
 }
 
 inline void perform(Copy& copy, const Buffer& buffer) {
   Checksum sum;
   Checksum* const checksum = copy.is_checked ? &sum : nullptr;
-  for (size_t start = 0; start < copy.size; start += buffer.size) {
+  const Copy* written = copy.written.get();
+  if (written != nullptr && (!written->is_done || written->failure != Failure::NONE)) written = nullptr;
+  if (written == nullptr && !copy.is_outwards && copy.is_checked) return copy.fail(Failure::CHANGED);
+  size_t number = 0;
+  for (size_t start = 0; start < copy.size; start += buffer.size, ++number) {
     const size_t count = std::min(buffer.size, copy.size - start);
-    const size_t padded = (count + ALIGNMENT_BYTES - 1) / ALIGNMENT_BYTES * ALIGNMENT_BYTES;
-    if (copy.is_outwards) copied(checksum, buffer.start, copy.memory + start, count);
-    if (!move_chunk(copy, buffer.start, padded, count, copy.offset + static_cast<off_t>(start))) return;
-    if (!copy.is_outwards) copied(checksum, copy.memory + start, buffer.start, count);
+    char* const memory = copy.memory + start;
+    Form form{0, 0, 0, count};
+    if (copy.is_outwards) copy.forms.push_back(form = gathered(copy, memory, count, buffer.start, checksum));
+    else if (written != nullptr && number < written->forms.size()) form = written->forms[number];
+    const size_t padded = (form.stored_bytes + ALIGNMENT_BYTES - 1) / ALIGNMENT_BYTES * ALIGNMENT_BYTES;
+    const off_t offset = copy.offset + static_cast<off_t>(start);
+    if (!move_chunk(copy, buffer.start, padded, form.stored_bytes, offset)) return;
+    if (!copy.is_outwards) spread_out(form, buffer.start, memory, count, checksum);
+    copy.moved += form.stored_bytes;
   }
   copy.checksum = sum.value();
-  if (copy.is_outwards || !copy.is_checked) return;
-  const Copy* written = copy.written.get();
-  const bool is_known = written != nullptr && written->is_done && written->failure == Failure::NONE;
-  if (!is_known || written->checksum != copy.checksum) copy.fail(Failure::CHANGED);
+  if (!copy.is_outwards && copy.is_checked && written->checksum != copy.checksum) copy.fail(Failure::CHANGED);
 }
 
 // To wake a thread takes the one that trains longer than all else about a small copy. So after a copy the thread looks
