@@ -15,7 +15,7 @@ import torch
 from ..machine import Store, Value
 from ..machine.lock import StepLock
 from ..torchtools import watch
-from ..torchtools.moving_memory import memory_moves
+from ..torchtools.moving_memory import MOVING
 from .engines.cpu import CpuArena
 from .engines.health import TierHealth
 from .leaving import FixedPlace
@@ -47,7 +47,7 @@ class SimpleMoves:
         looks_at: Whether a value is looked at before its bytes are freed.
         learn: Takes the time of a copy into account.
         end_copy_out: Ends a copy that has failed.
-        memory_moves: Whether no copy may be under way in the calling thread when it goes on.
+        moving: Has a `depth` where no copy may be under way in the calling thread when it goes on.
         profiler: PyTorch's module: while it profiles, moves have names.
     """
 
@@ -69,7 +69,7 @@ class SimpleMoves:
     looks_at: Callable[[Value], bool]
     learn: Callable[..., None]
     end_copy_out: Callable[[Value], None]
-    memory_moves: Callable[[], bool]
+    moving: Any
     profiler: Any
 
 
@@ -93,6 +93,6 @@ def native_moves(guide: PlanGuide | None, owner: ValueOwner, region: Any) -> Any
     parts = SimpleMoves(
         values.planned, lock, lock._lock.acquire, lock._lock.release, values.stats, owner, arena, FixedPlace,
         values.health, store, guide.acted, guide.done, guide.replays_ahead, values.leaving.pending, values.held_back,
-        values.leaving.looks_at, store.speed.learn, values.end_copy_out, memory_moves, torch.autograd.profiler,
+        values.leaving.looks_at, store.speed.learn, values.end_copy_out, MOVING, torch.autograd.profiler,
     )  # fmt: skip
     return module.Moves(region, parts)

@@ -250,13 +250,13 @@ MOVES = (
     Mutation("values come back from other room", "moves.h", 'wrapped.get(), moves.path().rooms.at(number).offset_bytes);', 'wrapped.get(), 0);'),
     Mutation("what comes back is not counted", "moves.h", "return has_added(moves.part(STATS), counter, Reference::to(fields.get(value, Fields::SIZE_BYTES))) ?", "return counter != nullptr ?"),
     Mutation("copies that have ended are never forgotten", "moves.h", 'if (!has_called(arena, "forget_ended")) return Reference();', ""),
+    Mutation("values move while memory does", "moves.h", "  if (is_attribute_true(moves.part(MOVING), depth)) return PyErr_Occurred() ? -1 : 0;\n", "  static_cast<void>(depth);\n"),
     Mutation("moves have no names for a profiler", "moves.h", "  if (is_attribute_true(moves.part(PROFILER), is_profiled)) return PyErr_Occurred() ? -1 : 0;\n", "  static_cast<void>(is_profiled);\n"),
     Mutation("a value that has not come back is read", "moves.h", "if (fields.is_none(value, Fields::STORAGE) || !fields.is_none(value, Fields::TICKET)) return Outcome::IN_PYTHON;", "if (fields.is_none(value, Fields::STORAGE)) return Outcome::IN_PYTHON;"),
     Mutation("what the program still holds is read as it was copied", "moves.h", "    fields.set(value, Fields::STORAGE, Reference::to(in_program.get()));\n", "    static_cast<void>(value);\n"),
     Mutation("the end of a handle on what moves is not counted", "moves.h", "  fields.set(value, Fields::HANDLES, std::move(left));\n", ""),
     Mutation("the last handle does not let go of bytes", "moves.h", "    fields.set_none(value, Fields::STORAGE);\n  }\n  return Outcome::DONE;\n}\n\n}", "  }\n  return Outcome::DONE;\n}\n\n}"),
-    Mutation("changes of what moves are not told", "saved.h", "if (told.get() != Py_None || handle->is_changed()) return nullptr;", "if (told.get() != Py_None) return nullptr;"),
-    Mutation("the first read of what moves is not told", "saved.h", "if (told.get() != Py_None || handle->is_changed()) return nullptr;", "if (handle->is_changed()) return nullptr;"),
+    Mutation("changes of what moves are not told", "saved.h", "  if (handle->is_changed()) return nullptr;\n", ""),
     Mutation("what views hold is passed to Python", "kernel.h", "  if (are_plain && made.empty()) return;  // as `_unsafe_view`\n", ""),
 )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,9 @@ from pooch.executor.planned_values import PlannedValues
 from pooch.executor.simple_moves import SimpleMoves
 from pooch.executor.step import Step
 from pooch.ir import Plan
+from pooch.machine import StepLock
 from pooch.torchtools import watch
+from pooch.torchtools.moving_memory import MOVING
 from tests.executor.support import all_of, quick_profile, tight_plan
 
 pytestmark = [pytest.mark.cpu]
@@ -39,10 +41,13 @@ class Chain(nn.Module):
         super().__init__()
         self.start = nn.Parameter(torch.linspace(0.1, 1.0, 256))
         self.ops = ops
+        self.in_the_middle: Callable[[], None] | None = None
 
     def forward(self, scale: Tensor) -> Tensor:
         hidden = self.start * scale
-        for _ in range(self.ops):
+        for number in range(self.ops):
+            if self.in_the_middle is not None and number == self.ops // 2:
+                self.in_the_middle()
             hidden = hidden.sin()
             hidden = hidden.cos()
         return hidden.sum()
@@ -113,24 +118,31 @@ def test_bytes_are_free_between_the_passes() -> None:
     model, scale = Chain(), torch.rand(256)
     with moved_natively(model, scale) as run:
         loss = model(scale)
-        away = [value for value in _planned(loss) if value.storage is None and value.is_copied]
+        away = [value for value in _planned() if value.storage is None and value.is_copied]
         assert len(away) >= len(run.plan.schedule.swapped) - 2
         loss.backward()
 
 
-def _planned(loss: Tensor) -> list[Any]:
-    """The planned values of the step that a loss is of."""
+def _latest_step() -> Step:
     steps = [each for each in gc.get_objects() if isinstance(each, Step) and each.guide is not None]
-    guide = max(steps, key=lambda each: each.begin).guide
+    return max(steps, key=lambda each: each.begin)
+
+
+def _planned() -> list[Any]:
+    """The planned values of the latest step."""
+    guide = _latest_step().guide
     assert guide is not None
     return list(guide.values.planned.values())
 
 
-def test_the_end_of_a_graph_frees_everything() -> None:
+@pytest.mark.parametrize("reads", [False, True])
+def test_the_end_of_a_graph_frees_everything(reads: bool) -> None:
     model, scale = Chain(), torch.rand(256)
     with moved_natively(model, scale):
         loss = model(scale)
-        values = _planned(loss)
+        values = _planned()
+        if reads:
+            loss.backward()
         del loss
         assert all(value.storage is None and value.handles == 0 for value in values)
 
@@ -172,28 +184,23 @@ def test_another_thread_that_holds_the_lock_is_waited_for(in_python: Counter[str
     model, scale = Chain(), torch.rand(256)
     with moved_natively(model, scale):
         expected = gradient(model, scale)
-        loss = model(scale)
-        steps = [each for each in gc.get_objects() if isinstance(each, Step) and each.guide is not None]
-        lock = max(steps, key=lambda each: each.begin).lock
-        del steps
         held, release = threading.Event(), threading.Event()
 
-        def hold() -> None:
+        def hold(lock: StepLock) -> None:
             with lock:
                 held.set()
                 release.wait(60)
 
-        holder = threading.Thread(target=hold)
-        holder.start()
-        held.wait(60)
+        def in_the_middle() -> None:
+            threading.Thread(target=hold, args=(_latest_step().lock,)).start()
+            held.wait(60)
+            threading.Timer(0.05, release.set).start()
+
         in_python.clear()
-        reading = threading.Timer(0.05, release.set)
-        reading.start()
-        model.start.grad = None
-        loss.backward()
-        holder.join()
-        assert torch.equal(model.start.grad, expected)
-        assert in_python["read"] >= 1  # it has waited there
+        model.in_the_middle = in_the_middle
+        assert torch.equal(gradient(model, scale), expected)
+        assert in_python["copy_out"] + in_python["hold"] >= 1  # one of them has waited there, and the rest has not
+        assert in_python["hold"] <= 2
 
 
 def test_copies_that_have_ended_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,10 +245,28 @@ def test_values_that_pressure_knows_are_left_to_it() -> None:
     with moved_natively(model, scale):
         expected = gradient(model, scale)
         loss = model(scale)
-        steps = [each for each in gc.get_objects() if isinstance(each, Step) and each.guide is not None]
-        latest = max(steps, key=lambda each: each.begin)
-        latest.evictor.relieve()
-        del steps
+        _latest_step().evictor.relieve()
         model.start.grad = None
         loss.backward()
         assert torch.equal(model.start.grad, expected)
+
+
+def test_no_copy_is_begun_natively_where_memory_is_about_to_move(in_python: Counter[str]) -> None:
+    model, scale = Chain(), torch.rand(256)
+
+    def moving() -> None:
+        MOVING.depth = 1
+
+    try:
+        with moved_natively(model, scale):
+            expected = gradient(model, scale)
+            in_python.clear()
+            model.in_the_middle = moving
+            loss = model(scale)
+            MOVING.depth = 0
+            assert in_python["copy_out"] > 0
+            model.start.grad = None
+            loss.backward()
+            assert torch.equal(model.start.grad, expected)
+    finally:
+        MOVING.depth = 0

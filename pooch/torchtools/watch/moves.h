@@ -31,7 +31,7 @@ enum Part : size_t {
   LOOKS_AT,       // whether a value is looked at before it leaves
   LEARN,          // takes the time of a copy into account
   END_COPY_OUT,   // ends a copy that has failed
-  MEMORY_MOVES,   // whether no copy may be under way in the calling thread
+  MOVING,         // has a depth where no copy may be under way in the calling thread
   PROFILER,       // PyTorch's module, which says whether moves have names
   PARTS
 };
@@ -39,7 +39,7 @@ enum Part : size_t {
 inline const std::array<const char*, PARTS>& part_names() {
   static const std::array<const char*, PARTS> names{
       "planned", "lock", "acquire", "release", "stats", "owner", "arena", "place", "health", "store",
-      "acted", "done", "ahead", "pending", "held_back", "looks_at", "learn", "end_copy_out", "memory_moves", "profiler"};
+      "acted", "done", "ahead", "pending", "held_back", "looks_at", "learn", "end_copy_out", "moving", "profiler"};
   return names;
 }
 
@@ -387,14 +387,15 @@ inline int is_simple(const Moves& moves, PyObject* value, const Move& move) {
 
 // Whether nothing is going on that only Python takes into account. -1: an error.
 inline int is_quiet(const Moves& moves) {
-  static PyObject *const is_profiled = interned("_is_profiler_enabled"), *const on_move = interned("on_move");
+  static PyObject *const is_profiled = interned("_is_profiler_enabled"), *const on_move = interned("on_move"),
+                  *const depth = interned("depth");
   if (PyDict_GET_SIZE(moves.part(PENDING)) != 0 || PyDict_GET_SIZE(moves.part(HELD_BACK)) != 0) return 0;
   if (is_attribute_true(moves.part(PROFILER), is_profiled)) return PyErr_Occurred() ? -1 : 0;
   Reference told(PyObject_GetAttr(moves.part(STORE), on_move));
   if (!told) return -1;
   if (told.get() != Py_None) return 0;
-  Reference memory_moves(PyObject_CallNoArgs(moves.part(MEMORY_MOVES)));
-  return memory_moves ? memory_moves.get() == Py_False : -1;
+  if (is_attribute_true(moves.part(MOVING), depth)) return PyErr_Occurred() ? -1 : 0;
+  return 1;
 }
 
 // Notes that the actions of a slot begin.

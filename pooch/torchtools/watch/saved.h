@@ -210,12 +210,11 @@ inline bool has_noted_read(const Hooks* hooks) {
 
 // Returns the tensor of a handle on a value that simply moves; null, without an error, where Python is to read it.
 inline PyObject* read_moved(const Hooks* hooks, Handle* handle) {
-  static PyObject *const on_read = interned("on_read"), *const thread = interned("thread");
+  static PyObject* const thread = interned("thread");
   const Moves& moves = *hooks->moves;
-  Reference told(PyObject_GetAttr(hooks->step, on_read)), here(PyLong_FromUnsignedLong(PyThread_get_thread_ident()));
-  if (!told || !here) return nullptr;
-  if (told.get() != Py_None || handle->is_changed()) return nullptr;
-  if (PyObject_SetAttr(moves.part(OWNER), thread, here.get()) < 0) return nullptr;
+  if (handle->is_changed()) return nullptr;
+  Reference here(PyLong_FromUnsignedLong(PyThread_get_thread_ident()));
+  if (!here || PyObject_SetAttr(moves.part(OWNER), thread, here.get()) < 0) return nullptr;
   c10::Storage storage;
   const Outcome outcome = under_lock(moves, [&] {
     const Outcome acted = act_before_read(moves, handle->number);
