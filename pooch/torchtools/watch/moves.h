@@ -457,7 +457,8 @@ inline bool is_simply_moved(const Path& path, int64_t number) {
 // Prepares a value for a handle that autograd holds from now on.
 inline Outcome hold(const Moves& moves, PyObject* value, int64_t number, const at::Tensor& tensor) {
   const Fields& fields = moves.fields;
-  if (!fields.is_known(value) || !has_taken_made(moves, value, number)) return Outcome::FAILED;
+  if (!fields.is_known(value)) return Outcome::IN_PYTHON;
+  if (!has_taken_made(moves, value, number)) return Outcome::FAILED;
   if (fields.is_none(value, Fields::STORAGE) && !fields.is_true(value, Fields::IS_COPIED) &&
       !has_put(moves, value, storage_of(tensor)))
     return Outcome::FAILED;
