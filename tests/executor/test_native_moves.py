@@ -240,12 +240,19 @@ def test_a_profile_of_the_program_shows_moves_by_name() -> None:
         assert any(name.startswith("pooch: copy in") for name in names)
 
 
-def test_values_that_pressure_knows_are_left_to_it() -> None:
+@pytest.mark.parametrize("when", ["in the forward pass", "between the passes"])
+def test_values_that_pressure_knows_are_left_to_it(when: str) -> None:
     model, scale = Chain(), torch.rand(256)
+
+    def everything_leaves() -> None:
+        _latest_step().evictor.relieve()
+
     with moved_natively(model, scale):
         expected = gradient(model, scale)
+        model.in_the_middle = everything_leaves if when == "in the forward pass" else None
         loss = model(scale)
-        _latest_step().evictor.relieve()
+        if when == "between the passes":
+            everything_leaves()
         model.start.grad = None
         loss.backward()
         assert torch.equal(model.start.grad, expected)
