@@ -223,10 +223,13 @@ class Leaving:
 
         It may if the program has its address, and nobody knows until its plan was followed a few times.
         """
-        key = self._table.key(value.number)
-        if value.handed_out or self.verification.level(key) >= Level.COPIED:
-            value.witness = new_witness(key, Level.WHOLE)
+        if self.looks_at(value):
+            value.witness = new_witness(self._table.key(value.number), Level.WHOLE)
             value.witness.take(storage)
+
+    def looks_at(self, value: Value) -> bool:
+        """Whether a swapped value is looked at before its bytes are freed. May be asked again."""
+        return value.handed_out or self.verification.level(self._table.key(value.number)) >= Level.COPIED
 
     def has_changed(self, value: Value, storage: torch.UntypedStorage) -> bool:
         """Whether a swapped value has changed since `copied`; it is watched in all later steps then."""

@@ -44,7 +44,7 @@ class CountedBytes:
         self, allocator: CountingAllocator, *, reads_peak: bool = True, live_now_bytes: int | None = None
     ) -> None:
         self._allocator, self._reads_peak = allocator, reads_peak
-        self._live, self._peak = allocator.live, allocator.peak
+        self._live, self._peak, self._missed = allocator.live, allocator.peak, allocator.missed
         user = object()
         self._remove = end_with(self, allocator.remove, user)
         self._earlier: list[tuple[weakref.ref[torch.Tensor], int]] = []  # what was counted, and where it was
@@ -89,7 +89,7 @@ class CountedBytes:
         """Begin to look for the highest live bytes from now on."""
         if self._reads_peak:
             self._peak.value = self._live.value
-        self._allocator.reset_missed()
+        self._missed.value = 0
 
     def give_up(self) -> None:
         """Ask for no room until `resume`, as nothing can leave: a plain step allocates thousands of times."""
@@ -104,7 +104,7 @@ class CountedBytes:
 
     def missed_bytes(self) -> int:
         """The most by which the budget was passed since `reset_peak` while room was given up."""
-        return self._allocator.missed_bytes()
+        return self._missed.value
 
     def uncounted(self, address: int) -> Callable[[int], None] | None:
         """Return what is to be called when bytes end that were there before the allocator."""

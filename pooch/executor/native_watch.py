@@ -20,6 +20,7 @@ from ..torchtools.tensors import storage_key
 from .cursor import Cursor
 from .engines.cpu import CpuEngine
 from .own_work import OWN_WORK
+from .simple_moves import native_moves
 from .step import Step
 
 # The keys of the storages that an op reads, and the tensors that it writes in place, by theirs.
@@ -50,7 +51,8 @@ def native_saving(step: Step, calls: CompiledCalls | None = None) -> StepHooks:
         first_node: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         region: Any = step.cursor
         region.go_unplanned(step.replays, not step.replays, first_node, step.evictor.verification.number)
-    hooks = module.Hooks(_Quiet(step) if step.empties else step, step.cursor, step.stats, step.begin)
+    moves = native_moves(step.guide, step.owner, step.cursor)
+    hooks = module.Hooks(_Quiet(step) if step.empties else step, step, step.cursor, step.stats, step.begin, moves)
     return StepHooks(hooks.pack, hooks.unpack, step.fell_silent, calls)
 
 

@@ -32,14 +32,16 @@ class PlanGuide:
     Attributes:
         table: The plan, indexed for lookups.
         cursor: Where the step is on the path.
+        acted, done: Slots whose actions have begun, and those in which they are done.
+        replays_ahead: Slots with replays that are still to come, the next one last.
     """
 
     def __init__(self, values: PlannedValues, recipes: Recipes) -> None:
         self.values, self.table, self.cursor, self._recipes = values, values.table, values.cursor, recipes
         self._initialisation = InitialisationWatch()
-        self._acted: set[int] = set()
-        self._done: set[int] = set()
-        self._replays_ahead = sorted(values.table.replay_slots, reverse=True)  # the next one last
+        self.acted: set[int] = set()
+        self.done: set[int] = set()
+        self.replays_ahead = sorted(values.table.replay_slots, reverse=True)
         self._moves = {
             "copy_out": values.copy_out, "free": values.free, "empty": values.empty, "refill": values.emptied.refill,
             "copy_in": values.copy_in, "wait": values.wait,
@@ -123,23 +125,23 @@ class PlanGuide:
 
     def is_to_act(self, slot: int) -> bool:
         """Whether the slot's actions have not finished; another thread may be running them."""
-        return slot not in self._done
+        return slot not in self.done
 
     def act(self, slot: int) -> None:
         """Run the actions at the entry of a slot once. A second caller waits until they have finished."""
         with self.values.lock:
-            if slot in self._acted:
+            if slot in self.acted:
                 return
-            self._acted.add(slot)
-            while self._replays_ahead and self._replays_ahead[-1] in self._acted:
-                self._replays_ahead.pop()
+            self.acted.add(slot)
+            while self.replays_ahead and self.replays_ahead[-1] in self.acted:
+                self.replays_ahead.pop()
             actions = self.table.actions.get(slot, ())
             # Without the parameters that replays read, they wait until their results are read: they may be there then.
             are_gathered = self._are_gathered(actions)
             for action in actions:
                 if are_gathered or action.kind not in ("replay", "drop"):
                     self._do(action)
-            self._done.add(slot)
+            self.done.add(slot)
 
     def _are_gathered(self, actions: tuple[Action, ...]) -> bool:
         """Whether FSDP has filled the storages that the replays of a slot read, as it had when it was profiled."""
@@ -167,4 +169,4 @@ class PlanGuide:
         """Whether slots run out of order, and a replay that was to come before a drop is still to come."""
         number, table = drop.target, self.table
         may_be_read = number in table.sources or number in table.swapped or number in table.recomputed
-        return may_be_read and bool(self._replays_ahead) and self._replays_ahead[-1] < drop.slot
+        return may_be_read and bool(self.replays_ahead) and self.replays_ahead[-1] < drop.slot

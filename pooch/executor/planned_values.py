@@ -45,20 +45,24 @@ class PlannedValues:
         leaving: What replays are compared with.
         calls: The calls that it replays.
         lent: Holds on what replays may read, once the step has left the plan.
+        held_back: Values that were copied, while the program may still change them.
+        arena, health, store, lock, stats: Where values are copied to, what is wrong with it, what makes the moves, the
+            lock of the step, and its counters.
+        asks: Whether allocations ask for room by themselves.
     """
 
     def __init__(
         self, table: ActionTable, arena: Arena, evictor: Evictor, recipes: Recipes, owner: Owner, cursor: Cursor
     ) -> None:
-        self.table, self._arena, self.stats, self.cursor = table, arena, evictor.stats, cursor
-        self._evictor, self._recipes, self._store = evictor, recipes, evictor.store
-        self.lock, self._health = evictor.lock, evictor.engine.health
+        self.table, self.arena, self.stats, self.cursor = table, arena, evictor.stats, cursor
+        self._evictor, self._recipes, self.store = evictor, recipes, evictor.store
+        self.lock, self.health, self.asks = evictor.lock, evictor.engine.health, evictor.live.asks
         self.planned = {number: Value(number, owner) for number in table.swapped | table.recomputed}
         self.held = recipes.sources = cursor.sources
         self._made = cursor.made
         self._to_drop = set(table.dropped)
-        self._held_back: dict[int, Value] = {}  # copied, while the program may still change them
-        self.emptied = EmptiedStorages(self.stats, recipes.make_again, self._health, cursor)
+        self.held_back: dict[int, Value] = {}
+        self.emptied = EmptiedStorages(self.stats, recipes.make_again, self.health, cursor)
         self._copies = StepCopies(evictor.engine, table.copies)
         self.leaving = Leaving(evictor.verification, self._copies, table.copies, self.stats, recipes.of, cursor)
         self.calls = PlannedCalls(table, cursor, self.leaving.tainted)
@@ -71,7 +75,7 @@ class PlannedValues:
     def close(self) -> None:
         """Release the room of the step."""
         self._copies.close()
-        self._arena.close()
+        self.arena.close()
 
     # What the program and autograd do ---------------------------------------------------------------------------------
 
@@ -130,16 +134,16 @@ class PlannedValues:
             if value.handles:
                 self._pin(value, storage)
             else:
-                self._end_copy_out(value)
+                self.end_copy_out(value)
                 self._let_go(value)
 
     def _pin(self, value: Value, storage: torch.UntypedStorage) -> None:
         """Keep a value's storage, whose contents may change, until autograd has released it."""
         if value.is_pinned:
             return
-        self._end_copy_out(value)
+        self.end_copy_out(value)
         self.leaving.end(value)
-        self._held_back.pop(value.number, None)
+        self.held_back.pop(value.number, None)
         value.witness, value.is_pinned, value.is_copied = None, True, False
         value.storage, value.handed_out = storage, True
 
@@ -238,18 +242,18 @@ class PlannedValues:
         self._start_out(value)
 
     def _start_out(self, value: Value) -> None:
-        place = FixedPlace(self._arena, self.table.offsets[value.number], self._health)
-        self._store.start_out(value, place, self.stats)
+        place = FixedPlace(self.arena, self.table.offsets[value.number], self.health)
+        self.store.start_out(value, place, self.stats)
 
     def free(self, value: Value) -> None:
         """Free the bytes of a value that was copied, as soon as they cannot change any more."""
-        self._end_copy_out(value)
+        self.end_copy_out(value)
         if not value.is_copied or value.ticket is not None or value.is_pinned:
             return
         if value.witness is None or value.storage is None:
             value.storage = None
         else:
-            self._held_back[value.number] = value
+            self.held_back[value.number] = value
             self.cursor.needs_attention = True
             self._settle_copied(everything=False)
 
@@ -257,25 +261,25 @@ class PlannedValues:
         """Whether the tier has a swapped value as it is now. What may have changed since it was copied is looked at
         once more before its bytes are freed, and copied again if it has.
         """
-        self._held_back.pop(value.number, None)
+        self.held_back.pop(value.number, None)
         is_watched = value.witness is not None and not self.leaving.is_banned(value)
         if is_watched and self.leaving.has_changed(value, storage):
             value.storage = storage
-            self._store.forget_copy(value)
+            self.store.forget_copy(value)
             self._start_out(value)
-            self._end_copy_out(value)
+            self.end_copy_out(value)
         return value.is_copied
 
     @property
     def waits_for_program(self) -> bool:
         """Whether values are to leave as soon as the program has released them."""
-        return bool(self.leaving.pending or self._held_back)
+        return bool(self.leaving.pending or self.held_back)
 
     def awaited(self) -> list[torch.UntypedStorage]:
         """Return the storages that are to leave as soon as the program has released them."""
         witnesses = (value.witness for value in list(self.leaving.pending.values()))
         pending = [witness.storage for witness in witnesses if witness is not None]
-        held_back = [value.storage for value in list(self._held_back.values())]
+        held_back = [value.storage for value in list(self.held_back.values())]
         return [storage for storage in (*pending, *held_back) if storage is not None]
 
     def settle(self) -> None:
@@ -290,7 +294,7 @@ class PlannedValues:
 
     def _settle_copied(self, *, everything: bool) -> None:
         """Free what was copied, once it cannot change any more; copy it again if it has changed since."""
-        for value in list(self._held_back.values()):
+        for value in list(self.held_back.values()):
             storage = value.storage
             if storage is None or (not everything and is_held_elsewhere(storage)):
                 continue
@@ -299,7 +303,7 @@ class PlannedValues:
 
     def empty(self, value: Value) -> None:
         """Free the bytes of a value that the program holds."""
-        self._end_copy_out(value)
+        self.end_copy_out(value)
         if value.is_copied or value.number in self.table.recomputed:
             self.wait(value)
             home = value.home()
@@ -309,18 +313,18 @@ class PlannedValues:
             if home is None or not value.is_copied or self._is_still_copied(value, home):
                 self.emptied.empty(value)
 
-    def _end_copy_out(self, value: Value) -> None:
+    def end_copy_out(self, value: Value) -> None:
         """Wait for a pending copy out. If the copy failed, the value stays on the device."""
         if value.ticket is None or value.is_copied:
             return
-        self.stats.host_stall_ms += self._store.finish_out(value, self.stats)
+        self.stats.host_stall_ms += self.store.finish_out(value, self.stats)
         if not value.is_copied:
             self.stats.kept_bytes += value.size_bytes
 
     def copy_in(self, value: Value) -> None:
         """Start to bring a value back."""
         if value.storage is None and value.is_copied and self._is_wanted(value):
-            self._store.start_in(value, self.stats)
+            self.store.start_in(value, self.stats)
 
     def _is_wanted(self, value: Value) -> bool:
         return value.handles > 0 or value.number in self._to_drop
@@ -329,7 +333,7 @@ class PlannedValues:
         """Wait until a value is back."""
         if value.ticket is None or not value.is_copied:
             return  # no copy in is pending
-        self._store.finish_in(value, self.stats)
+        self.store.finish_in(value, self.stats)
         if self.emptied.away:
             self.emptied.arrived(value)
 
@@ -344,10 +348,10 @@ class PlannedValues:
     def _let_go(self, value: Value) -> None:
         """Release the storage once no copy reads or fills it."""
         self._take_made(value)
-        self._end_copy_out(value)  # so that the tier has it if the program has it saved again
+        self.end_copy_out(value)  # so that the tier has it if the program has it saved again
         self.leaving.end(value)
-        self._held_back.pop(value.number, None)
-        self._store.settle(value)
+        self.held_back.pop(value.number, None)
+        self.store.settle(value)
         value.storage = None
 
     # Replays ----------------------------------------------------------------------------------------------------------

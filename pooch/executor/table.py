@@ -19,6 +19,7 @@ from .engines.protocol import Arena
 from .leaving import CopyTable
 
 OnMismatch = Literal["warn", "error", "follow"]
+_SIMPLE_MOVES = ("copy_out", "free", "copy_in", "wait")  # in the order in which the native watch knows them
 
 
 class OpRecogniser:
@@ -89,6 +90,7 @@ class ActionTable:
         copies: Room for copies of recomputed values.
         native_path: The same for the native watch, which follows it, or None without one.
         native_use: Whether it can.
+        moves_simply: Whether the native path knows of values that are only copied and come back.
         has_graphs: Whether compiled graphs are among the ops. A dispatch mode watches then.
     """
 
@@ -112,6 +114,7 @@ class ActionTable:
     copies: CopyTable
     native_path: Any
     native_use: NativeUse
+    moves_simply: bool
     has_graphs: bool
 
     @property
@@ -153,6 +156,9 @@ class ActionTable:
                 anchored=sorted(anchor_of),
             )
         )
+        moves_simply = native_path is not None and not plan.gathered
+        if moves_simply:
+            moves_simply = _plan_simple_moves(native_path, plan, actions, anchor_of)
         return cls(
             expected=plan.expected,
             first_slot=plan.first_slot,
@@ -174,6 +180,7 @@ class ActionTable:
             copies=CopyTable.of(plan),
             native_path=native_path,
             native_use=NativeUse(),
+            moves_simply=moves_simply,
             has_graphs=has_graphs,
         )
 
@@ -188,6 +195,29 @@ class ActionTable:
         if self.native_path is not None and earlier.native_path is not None:
             self.native_path.learn_from(earlier.native_path)
         return replace(self, recogniser=earlier.recogniser, native_use=earlier.native_use)
+
+
+def _plan_simple_moves(
+    native_path: Any, plan: Plan, actions: dict[int, list[Action]], anchor_of: dict[int, int]
+) -> bool:
+    """Tell the native path of the slots at which values are copied and come back, and nothing else happens.
+
+    Returns whether there are such values.
+    """
+    schedule = plan.schedule
+    held_on = {action.target for action in schedule.actions if action.kind in ("drop", "empty", "refill")}
+    simple = set(schedule.swapped) - set(schedule.recomputed) - set(schedule.sources) - held_on
+    room_bytes = {decision.value: decision.size_bytes for decision in plan.choices}
+    offsets = dict(schedule.host_offsets)
+    moves = [
+        (slot, _SIMPLE_MOVES.index(action.kind), action.target)
+        for slot, listed in actions.items()
+        if all(action.kind in _SIMPLE_MOVES and action.target in simple for action in listed)
+        for action in listed
+    ]
+    rooms = [(value, offsets[value], room_bytes[value]) for value in sorted(simple)]
+    native_path.plan(plan.first_slot, rooms, moves, list(anchor_of.items()))
+    return bool(simple)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ class StepLock:
 
     Args:
         ended: A method of the lock's owner that is called with the value of each destroyed handle.
+
+    The native watch takes it and gives it back by itself, as `__enter__` and `__exit__` do.
     """
 
     def __init__(self, ended: Callable[[Value], None]) -> None:

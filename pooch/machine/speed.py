@@ -82,7 +82,7 @@ class Lane:
             size_bytes: Its size.
             copy_ms: What it took, from its own beginning on.
         """
-        expected_ms = self.copy_ms(size_bytes)
+        expected_ms = self.latency_ms + size_bytes * self._seen_ms / self._seen_bytes  # as `copy_ms`, for each copy
         self.noted_bytes += size_bytes
         copy_ms = min(max(copy_ms, expected_ms / _MOST_UNLIKE), expected_ms * _MOST_UNLIKE)
         # Each takes its share of the error: of a small copy the latency nearly all, of a large one the rate.

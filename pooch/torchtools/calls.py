@@ -96,13 +96,14 @@ class CallRegion:
         module, here = self._module(), self._here
         assert module is not None, "the module is being called"
         # Also in a part of a compiled function that Dynamo runs in Python.
-        if _is_compiling() or callable(_compiling_now()):
+        if _is_traced() or _compiler._is_compiling_flag or callable(_compiling_now()):
             if not (self._takes_compiled or torch.compiler.is_exporting()):
                 _refuse_to_compile_a_planned_model()
             return module._call_impl(*args, **kwargs)
-        if here is not None and (call := here.call) is not None and not call.is_left:
-            return self.plain(module, args, kwargs)  # each part of a model comes here in each call of the model
-        return self.run(module, args, kwargs)
+        if here is None or (call := here.call) is None or call.is_left:
+            return self.run(module, args, kwargs)
+        # Each part of a model comes here in each call of the model, so this is `plain` without a call of its own.
+        return module._call_impl(*args, **kwargs) if self._compiled is None else self._compiled(*args, **kwargs)
 
     def run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Runs one call of the module within the region."""
@@ -143,7 +144,8 @@ class CallRegion:
                 vars(module)[PLACE] = self._compiled
 
 
-_is_compiling = torch.compiler.is_compiling  # asked in every call of every part of a model
+# Asked in every call of every part of a model, so each is one call at most. Dynamo knows what the first one returns.
+_is_traced, _compiler = torch.compiler.is_dynamo_compiling, torch.compiler
 _compiling_now = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 

@@ -30,18 +30,22 @@ class Listener(Protocol):
 
 
 class _Moving(threading.local):
-    """Within how many of such calls a thread is. PyTorch runs ops in them, at which a plan may act."""
+    """Within how many of such calls a thread is. PyTorch runs ops in them, at which a plan may act.
+
+    Attributes:
+        depth: That number.
+    """
 
     depth = 0
 
 
-_MOVING = _Moving()
+MOVING = _Moving()
 _LISTENERS: WeakSet[Listener] = WeakSet()
 
 
 def memory_moves() -> bool:
     """Whether the calling thread is giving a storage other memory, so that no copy may be under way when it goes on."""
-    return _MOVING.depth > 0
+    return MOVING.depth > 0
 
 
 def _key_of(moved: Any) -> int | None:
@@ -56,7 +60,7 @@ def _moving(original: Any) -> Any:
     @wraps(original)
     def moved(storage: Any, *args: Any, **kwargs: Any) -> Any:
         key = _key_of(storage)
-        _MOVING.depth += 1
+        MOVING.depth += 1
         try:
             with ExitStack() as ends:
                 if key is not None:
@@ -64,7 +68,7 @@ def _moving(original: Any) -> Any:
                         ends.callback(listener.before_move(key))
                 return original(storage, *args, **kwargs)
         finally:
-            _MOVING.depth -= 1
+            MOVING.depth -= 1
 
     return moved
 

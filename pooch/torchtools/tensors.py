@@ -19,7 +19,8 @@ from ..ground.units import round_up
 # The storage of a tensor. Pooch's own reads of it are no looks of the program's, which `RawLooks` reports.
 storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
 # So are what it does with a storage's address, and with tensors that it puts on one.
-_data_ptr: Callable[[torch.UntypedStorage], int] = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
+# Where the bytes of a storage are, without anybody being told that somebody has the address.
+memory_address: Callable[[torch.UntypedStorage], int] = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
 _put_on: Callable[[torch.Tensor, torch.UntypedStorage], torch.Tensor] = torch._C.TensorBase.set_
 
 
@@ -286,11 +287,6 @@ def _call_if_alive(reference: weakref.WeakMethod[Callable[[int], None]], key: in
     method = reference()
     if method is not None:
         method(key)
-
-
-def memory_address(storage: torch.UntypedStorage) -> int:
-    """Where the bytes of a storage are, without anybody being told that somebody has the address."""
-    return _data_ptr(storage)
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -30,7 +30,17 @@ from pooch.torchtools import watch
 SOURCES_VARIABLE = "POOCH_TESTS_WATCH_SOURCES"  # a folder: the tests build the native watch from it
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 400  # of one mutation; what hangs is noticed too
-TESTS = ("native_calls", "native_watch_parts", "native_watch", "in_place", "path", "saved_again", "bitwise", "homes")
+TESTS = (
+    "native_calls",
+    "native_watch_parts",
+    "native_watch",
+    "in_place",
+    "path",
+    "saved_again",
+    "native_moves",
+    "bitwise",
+    "homes",
+)
 CHOSEN = "(native or homes) and not building and not without_a_compiler"  # those two build the library in processes of their own
 
 
@@ -115,24 +125,24 @@ WATCHING = (
 )  # fmt: skip
 
 SAVING = (
-    Mutation("what moves is kept", "saved.h", "  if (state->on_path && number && Path::holds(state->path->moved, *number)) return in_python();\n", ""),
+    Mutation("what moves is kept", "saved.h", "if (state->on_path && number && Path::holds(state->path->moved, *number)) {", "if (false) {"),
     Mutation("what is saved off the path is kept", "saved.h", "if (!(state->on_path || keeps) || !THPVariable_CheckExact(object)) return", "if (!THPVariable_CheckExact(object)) return"),
     Mutation("tensors of subclasses are kept", "saved.h", "if (!(state->on_path || keeps) || !THPVariable_CheckExact(object)) return", "if (!(state->on_path || keeps)) return"),
     Mutation("what is no ordinary tensor is kept", "saved.h", "if (!is_ordinary(tensor) || tensor.is_inference()) return", "if (!tensor.has_storage() || tensor.is_inference()) return"),
     Mutation("a tensor is kept with its history", "saved.h", "detached(tensor, tensor.grad_fn() != nullptr)", "tensor"),
     Mutation("a kept tensor has a version of its own", "storages.h", "shallow_copy_and_detach(implementation->version_counter(), false)", "shallow_copy_and_detach(c10::VariableVersion(tensor._version()), false)"),
-    Mutation("the version of a kept tensor is not compared", "saved.h", "!kept->tensor.defined() || static_cast<int64_t>(kept->tensor._version()) != kept->version ||", "!kept->tensor.defined() ||"),
+    Mutation("the version of a kept tensor is not compared", "saved.h", " || static_cast<int64_t>(kept->tensor._version()) != kept->version) return in_python();", ") return in_python();"),
     Mutation("kept tensors are not listed", "saved.h", "    state->kept.push_back(kept);\n", "    kept->place = NOWHERE;\n"),
     Mutation("kept tensors are listed after their end", "saved.h", "  unlist(kept);\n  kept->state.~shared_ptr();", "  kept->state.~shared_ptr();"),
     Mutation("kept tensors leave in any order", "saved.h", "  std::sort(listed.begin(), listed.end(), [](const Kept* a, const Kept* b) { return a->serial < b->serial; });\n", ""),
     Mutation("a kept tensor stays beside its handle", "saved.h", "  const at::Tensor given_up = std::exchange(kept_of(self)->tensor, at::Tensor());\n", ""),
     Mutation("which tensor was saved is not known", "handle.h", "if (!node || node->sequence_nr() + 1 == at::sequence_number::peek()) return {};", "return {};"),
     Mutation("an op's own result is taken for any tensor", "handle.h", "if (!node || node->sequence_nr() + 1 == at::sequence_number::peek()) return {};", "if (!node) return {};"),
-    Mutation("data that was assigned is not looked at", "saved.h", " || asked_for != state->serial || state->is_reassigned)", " || asked_for != state->serial)"),
+    Mutation("data that was assigned is not looked at", "saved.h", "if (asked_for != state->serial || state->is_reassigned)", "if (asked_for != state->serial)"),
     Mutation("what is due at a read is not done", "saved.h", "(state->on_path && Path::holds(state->path->anchored, kept->number))", "false"),
-    Mutation("the first read is not told", "saved.h", "Py_TYPE(packed) != kept_type() || asked_for != state->serial ||", "Py_TYPE(packed) != kept_type() ||"),
+    Mutation("the first read is not told", "saved.h", "if (asked_for != state->serial || state->is_reassigned)", "if (state->is_reassigned)"),
     Mutation("a step is taken for another one", "region.h", "state->serial = ++serials;", "state->serial = 1;"),
-    Mutation("how long a step takes is not told", "saved.h", "if (!elapsed_ms || PyObject_SetAttr(hooks->stats, step_ms, elapsed_ms.get()) < 0) return nullptr;", "static_cast<void>(step_ms);"),
+    Mutation("how long a step takes is not told", "saved.h", "return elapsed_ms && PyObject_SetAttr(hooks->stats, step_ms, elapsed_ms.get()) == 0;", "return elapsed_ms && step_ms != nullptr;"),
 )  # fmt: skip
 
 SETTINGS = (
@@ -218,13 +228,36 @@ UNPLANNED = (
 )  # fmt: skip
 
 HANDLES = (
-    Mutation("changes of what a handle is on are not told", "handle.h", "if (!handle->counter.enabled() || handle->counter.current_version() == handle->version) Py_RETURN_NONE;", "Py_RETURN_NONE;"),
+    Mutation("changes of what a handle is on are not told", "handle.h", "return counter.enabled() && counter.current_version() != version;", "return false;"),
     Mutation("a handle has a version counter of its own", "handle.h", "c10::VariableVersion(tensor.unsafeGetTensorImpl()->version_counter());", "c10::VariableVersion(version_of(tensor));"),
     Mutation("handles are not counted", "handle.h", "  if (!count_handle(value)) return nullptr;\n", ""),
-    Mutation("the end of a handle is not told", "handle.h", "  Reference none(PyObject_CallOneArg(handle->ended, handle->value));", "  Reference none = Reference::to(Py_None);"),
+    Mutation("the end of a handle is not told", "handle.h", "none = Reference(PyObject_CallOneArg(handle->ended, handle->value));", "none = Reference::to(Py_None);"),
     Mutation("a cycle through a handle is never collected", "handle.h", "  Py_VISIT(handle_of(self)->value);\n", ""),
     Mutation("a handle does not tell which tensor was saved", "handle.h", "  self->identity = Identity::of(object, tensor);\n", ""),
     Mutation("a handle tells its result from others by nothing", "handle.h", "return {object, node->sequence_nr()};", "return {object, 0};"),
+)  # fmt: skip
+
+MOVES = (
+    Mutation("values move though another thread has the lock", "moves.h", "  if (taken.get() != Py_True) return Outcome::IN_PYTHON;\n", ""),
+    Mutation("the lock is never given back", "moves.h", "  Reference none(PyObject_CallNoArgs(moves.part(RELEASE)));\n  if (none && queued", "  Reference none = Reference::to(Py_None);\n  if (none && queued"),
+    Mutation("actions of a slot are not known to have begun", "moves.h", "  if (PySet_Add(moves.part(ACTED), slot) < 0) return false;\n", ""),
+    Mutation("what is due at the read of what moves is not done", "moves.h", "  if (found == moves.path().anchor_of.end()) return Outcome::DONE;", "  return Outcome::DONE;"),
+    Mutation("what is larger than its room moves", "moves.h", "  if (storage && static_cast<int64_t>(storage.nbytes()) > room.size_bytes) return 0;\n", ""),
+    Mutation("what is to be looked at moves unseen", "moves.h", "return is_looked_at ? is_looked_at.get() == Py_False : -1;", "return is_looked_at ? 1 : -1;"),
+    Mutation("a value is not taken over where it is copied", "moves.h", "  if (!has_taken_made(moves, value, number)) return Outcome::FAILED;\n  if (fields.is_none(value, Fields::STORAGE)) return", "  if (fields.is_none(value, Fields::STORAGE)) return"),
+    Mutation("a copy that has failed counts as made", "moves.h", "  has_failed = error.get() != Py_None;", "  has_failed = false;"),
+    Mutation("bytes that were copied stay", "moves.h", "  if (can_go) fields.set_none(value, Fields::STORAGE);\n", "  static_cast<void>(can_go);\n"),
+    Mutation("values come back from other room", "moves.h", 'wrapped.get(), moves.path().rooms.at(number).offset_bytes);', 'wrapped.get(), 0);'),
+    Mutation("what comes back is not counted", "moves.h", "return has_added(moves.part(STATS), counter, Reference::to(fields.get(value, Fields::SIZE_BYTES))) ?", "return counter != nullptr ?"),
+    Mutation("copies that have ended are never forgotten", "moves.h", 'if (!has_called(arena, "forget_ended")) return Reference();', ""),
+    Mutation("values move while memory does", "moves.h", "  if (is_attribute_true(moves.part(MOVING), depth)) return PyErr_Occurred() ? -1 : 0;\n", "  static_cast<void>(depth);\n"),
+    Mutation("moves have no names for a profiler", "moves.h", "  if (is_attribute_true(moves.part(PROFILER), is_profiled)) return PyErr_Occurred() ? -1 : 0;\n", "  static_cast<void>(is_profiled);\n"),
+    Mutation("a value that has not come back is read", "moves.h", "if (fields.is_none(value, Fields::STORAGE) || !fields.is_none(value, Fields::TICKET)) return Outcome::IN_PYTHON;", "if (fields.is_none(value, Fields::STORAGE)) return Outcome::IN_PYTHON;"),
+    Mutation("what the program still holds is read as it was copied", "moves.h", "    fields.set(value, Fields::STORAGE, Reference::to(in_program.get()));\n", "    static_cast<void>(value);\n"),
+    Mutation("the end of a handle on what moves is not counted", "moves.h", "  fields.set(value, Fields::HANDLES, std::move(left));\n", ""),
+    Mutation("the last handle does not let go of bytes", "moves.h", "    fields.set_none(value, Fields::STORAGE);\n  }\n  return Outcome::DONE;\n}\n\n}", "  }\n  return Outcome::DONE;\n}\n\n}"),
+    Mutation("changes of what moves are not told", "saved.h", "  if (handle->is_changed()) return nullptr;\n", ""),
+    Mutation("what views hold is passed to Python", "kernel.h", "  if (are_plain && made.empty()) return;  // as `_unsafe_view`\n", ""),
 )  # fmt: skip
 
 # Noticed by `--tests homes`.
@@ -289,7 +322,19 @@ PARTS = (
     Mutation("parts are not brought back", "kernel.h", "[&](Stack* part) { on_homes(handle, facts, keys, part); }", "[&](Stack* part) { seen(handle, keys, part); }"),
 )  # fmt: skip
 
-MUTATIONS = (*FOLLOWING, *STORAGES, *WATCHING, *SAVING, *SETTINGS, *REPLAYS, *UNPLANNED, *HANDLES, *HOMES, *PARTS)
+MUTATIONS = (
+    *FOLLOWING,
+    *STORAGES,
+    *WATCHING,
+    *SAVING,
+    *SETTINGS,
+    *REPLAYS,
+    *UNPLANNED,
+    *HANDLES,
+    *MOVES,
+    *HOMES,
+    *PARTS,
+)
 
 
 def chosen(names: Sequence[str]) -> tuple[Mutation, ...]:

@@ -244,7 +244,7 @@ class Saving:
         self.stats = SimpleNamespace(host_step_ms=0.0)
         step = SimpleNamespace(pack=self.pack, unpack=self.unpack)
         module: Any = watch.LIBRARY.get()
-        self.hooks = module.Hooks(step, self.region, self.stats, time.perf_counter())
+        self.hooks = module.Hooks(step, step, self.region, self.stats, time.perf_counter(), None)
 
     def pack(self, tensor: Tensor) -> Any:
         self.packed.append(tensor)

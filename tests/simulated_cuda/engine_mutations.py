@@ -493,9 +493,9 @@ ACTIONS = (
     Mutation(
         "a storage is emptied before its copy out is waited for",
         "planned_values.py",
-        '        """Free the bytes of a value that the program holds."""\n        self._end_copy_out(value)\n',
+        '        """Free the bytes of a value that the program holds."""\n        self.end_copy_out(value)\n',
         '        """Free the bytes of a value that the program holds."""\n        self.emptied.empty(value)\n'
-        "        self._end_copy_out(value)\n",
+        "        self.end_copy_out(value)\n",
         "memory goes back under the copy",
         SAVED_AGAIN,
     ),
@@ -584,7 +584,7 @@ ACTIONS = (
     Mutation(
         "what autograd lets go of counts as not copied out",
         "planned_values.py",
-        "        self._end_copy_out(value)  # so that the tier has it if the program has it saved again\n",
+        "        self.end_copy_out(value)  # so that the tier has it if the program has it saved again\n",
         "",
         "a value that is saved again is neither here nor in the tier",
         SAVED_AGAIN,

@@ -258,12 +258,16 @@ class CpuArena:
 
     def _started(self, ticket: Ticket, storage: torch.UntypedStorage) -> Ticket:
         if len(self._under_way) >= self._next_look:
-            self._under_way = {key: each for key, each in self._under_way.items() if not each.is_done()}
-            self._next_look = max(FIRST_LOOK, 2 * len(self._under_way))
+            self.forget_ended()
         self._under_way[storage._cdata] = ticket
         if memory_moves():
             ticket.wait()
         return ticket
+
+    def forget_ended(self) -> None:
+        """Forget the copies that have ended. The native watch has begun some of them by itself."""
+        self._under_way = {key: each for key, each in self._under_way.items() if not each.is_done()}
+        self._next_look = max(FIRST_LOOK, 2 * len(self._under_way))
 
     def finish_copies_of(self, key: int) -> None:
         """Wait for the copies of a storage, whose `_cdata` is given."""

@@ -12,6 +12,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <c10/util/flat_hash_map.h>
 
 #include <pthread.h>
 
@@ -21,7 +22,6 @@
 #include <iterator>
 #include <mutex>
 #include <new>
-#include <unordered_map>
 #include <vector>
 
 #include "arena.h"
@@ -35,7 +35,7 @@ constexpr size_t kShards = 64;  // threads rarely wait for one another
 
 struct Shard {
   std::mutex mutex;
-  std::unordered_map<void*, pooch::Block> blocks;
+  ska::flat_hash_map<void*, pooch::Block> blocks;  // no memory for each entry
 };
 
 Shard* all_shards() {
@@ -270,13 +270,9 @@ void pooch_allocator_resume() {
   has_given_up.store(false, std::memory_order_relaxed);
 }
 
-// The most by which the limit was passed while room was given up.
-int64_t pooch_allocator_missed_bytes() {
-  return missed_bytes.load(std::memory_order_relaxed);
-}
-
-void pooch_allocator_reset_missed() {
-  missed_bytes.store(0, std::memory_order_relaxed);
+// Where the most is by which the limit was passed while room was given up.
+int64_t pooch_allocator_missed_address() {
+  return reinterpret_cast<int64_t>(&missed_bytes);
 }
 
 // Called at the end of what makes room.

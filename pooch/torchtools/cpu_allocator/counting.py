@@ -24,8 +24,7 @@ _SIGNATURES: Signatures = {
     "set_limit": ([ctypes.c_int64, _Callback], None),
     "give_up": ([], None),
     "resume": ([], None),
-    "missed_bytes": ([], ctypes.c_int64),
-    "reset_missed": ([], None),
+    "missed_address": ([], ctypes.c_int64),
     "end_request": ([], None),
     "take_interrupt": ([], ctypes.c_int),
     "ask_for_room": ([ctypes.c_int], None),
@@ -45,7 +44,7 @@ class CountingAllocator:
         arena: recording of steps, and the arena that serves them, while the allocator is installed.
         give_up: Has no allocation ask for room, until `resume` or another limit is set.
         resume: Has allocations ask again.
-        missed_bytes: The most by which the limit was passed while room was given up, since `reset_missed`.
+        missed: The place of the most by which the limit was passed while room was given up. Who reads it sets it to 0.
     """
 
     def __init__(self, library: ctypes.PyDLL) -> None:
@@ -56,10 +55,9 @@ class CountingAllocator:
         self._callback = _Callback(self._ask)  # one for good: another thread may be about to call it at any time
         self.live = ctypes.c_int64.from_address(self._functions["live_address"]())
         self.peak = ctypes.c_int64.from_address(self._functions["peak_address"]())
+        self.missed = ctypes.c_int64.from_address(self._functions["missed_address"]())
         self.give_up: Callable[[], None] = self._functions["give_up"]
         self.resume: Callable[[], None] = self._functions["resume"]
-        self.missed_bytes: Callable[[], int] = self._functions["missed_bytes"]
-        self.reset_missed: Callable[[], None] = self._functions["reset_missed"]
         self._users = dict[Hashable, bool]()  # and whether they read the peak
         self._lock = threading.RLock()  # the garbage collector may remove a user while one is added
         self._failure: BaseException | None = None

@@ -31,9 +31,19 @@ from ..tensors import memory_address
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "watch.cpp"
-_NAMES = "python storages holding operators home parts settings recipe path region unplanned kernel handle saved"
+_NAMES = "python storages holding operators home parts settings recipe path region unplanned moves kernel handle saved"
 HEADERS = tuple(FOLDER / f"{name}.h" for name in _NAMES.split())
 VARIABLE = "POOCH_NATIVE_WATCH"  # "0": a dispatch mode watches
+# Operators that give views, though their schemas do not say so. What they give is looked at all the same.
+_UNDECLARED_VIEWS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "_unsafe_view.default",
+        "unsafe_split.Tensor",
+        "unsafe_split_with_sizes.default",
+        "unsafe_chunk.default",
+    )
+)
 
 
 class _Library:
@@ -98,7 +108,7 @@ def _loaded() -> ModuleType | None:
     return module
 
 
-def _described(name: str, overload: str) -> tuple[Any, int, int, int, bool, bool, bool, bool, bool, bool]:
+def _described(name: str, overload: str) -> tuple[Any, int, int, int, bool, bool, bool, bool, bool, bool, bool]:
     """Return an operator for the kernel: itself, which arguments it writes, by bits, and what decides where it goes."""
     namespace, _, base = name.partition("::")
     func = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
@@ -117,6 +127,7 @@ def _described(name: str, overload: str) -> tuple[Any, int, int, int, bool, bool
         _can_be_recorded(facts),
         facts.depends_on_call,
         facts.may_surprise or (facts.is_foreign and facts.refusal is not None),
+        facts.name in _UNDECLARED_VIEWS,
     )
 
 

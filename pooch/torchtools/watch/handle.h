@@ -1,6 +1,6 @@
 // What autograd holds in place of a tensor whose value may leave.
 #pragma once
-#include "recipe.h"
+#include "moves.h"
 
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function.h>
@@ -29,10 +29,14 @@ struct Identity {
 struct Handle {
   PyObject_HEAD
   PyObject *step, *value, *ended;
+  Moves* moves;    // null: its end is told in Python
+  int64_t number;  // of the value, if there are moves
   Geometry geometry;
   c10::VariableVersion counter;  // of the tensor: it tells of changes that no op of the region makes
   uint32_t version;
   Identity identity;
+
+  bool is_changed() const { return counter.enabled() && counter.current_version() != version; }
 };
 
 inline Handle* handle_of(PyObject* self) {
@@ -47,13 +51,9 @@ inline bool count_handle(PyObject* value) {
   return after && PyObject_SetAttr(value, name, after.get()) == 0;
 }
 
-inline PyObject* handle_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
-  HANDLE_TH_ERRORS
-  PyObject *step, *value, *object, *ended;
-  if (!PyArg_ParseTuple(arguments, "OOOO", &step, &value, &object, &ended)) return nullptr;
-  if (!THPVariable_Check(object)) return PyErr_Format(PyExc_TypeError, "a handle is on a tensor");
+// Returns a handle on a value, which counts it, or null with an error.
+inline Handle* handle_on_value(PyTypeObject* type, PyObject* step, PyObject* value, PyObject* object, PyObject* ended) {
   const at::Tensor& tensor = THPVariable_Unpack(object);
-  if (!is_ordinary(tensor)) return PyErr_Format(PyExc_ValueError, "a handle is on an ordinary tensor");
   if (!count_handle(value)) return nullptr;
   Handle* self = handle_of(type->tp_alloc(type, 0));
   if (self == nullptr) return nullptr;
@@ -62,7 +62,16 @@ inline PyObject* handle_new(PyTypeObject* type, PyObject* arguments, PyObject*) 
   new (&self->counter) c10::VariableVersion(tensor.unsafeGetTensorImpl()->version_counter());
   self->version = version_of(tensor);
   self->identity = Identity::of(object, tensor);
-  return reinterpret_cast<PyObject*>(self);
+  return self;
+}
+
+inline PyObject* handle_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
+  HANDLE_TH_ERRORS
+  PyObject *step, *value, *object, *ended;
+  if (!PyArg_ParseTuple(arguments, "OOOO", &step, &value, &object, &ended)) return nullptr;
+  if (!THPVariable_Check(object)) return PyErr_Format(PyExc_TypeError, "a handle is on a tensor");
+  if (!is_ordinary(THPVariable_Unpack(object))) return PyErr_Format(PyExc_ValueError, "a handle is on an ordinary tensor");
+  return reinterpret_cast<PyObject*>(handle_on_value(type, step, value, object, ended));
   END_HANDLE_TH_ERRORS
 }
 
@@ -70,6 +79,7 @@ inline int handle_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(handle_of(self)->step);
   Py_VISIT(handle_of(self)->value);
   Py_VISIT(handle_of(self)->ended);
+  Py_VISIT(handle_of(self)->moves);
   return 0;
 }
 
@@ -77,6 +87,7 @@ inline int handle_clear(PyObject* self) {
   Py_CLEAR(handle_of(self)->step);
   Py_CLEAR(handle_of(self)->value);
   Py_CLEAR(handle_of(self)->ended);
+  Py_CLEAR(handle_of(self)->moves);
   return 0;
 }
 
@@ -85,8 +96,13 @@ inline void handle_finalize(PyObject* self) {
   if (handle->ended == nullptr) return;
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
-  Reference none(PyObject_CallOneArg(handle->ended, handle->value));
-  if (!none) PyErr_WriteUnraisable(handle->ended);  // its name says whose it is
+  Moves* const moves = handle->moves;
+  const Outcome outcome = moves == nullptr
+      ? Outcome::IN_PYTHON
+      : under_lock(*moves, [&] { return end_handle(*moves, handle->value, handle->number); });
+  Reference none;
+  if (outcome == Outcome::IN_PYTHON) none = Reference(PyObject_CallOneArg(handle->ended, handle->value));
+  if (PyErr_Occurred()) PyErr_WriteUnraisable(handle->ended);  // its name says whose it is
   PyErr_Restore(type, value, trace);
 }
 
@@ -108,7 +124,7 @@ inline PyObject*& changed() {
 inline PyObject* handle_check(PyObject* self, PyObject*) {
   HANDLE_TH_ERRORS
   const Handle* handle = handle_of(self);
-  if (!handle->counter.enabled() || handle->counter.current_version() == handle->version) Py_RETURN_NONE;
+  if (!handle->is_changed()) Py_RETURN_NONE;
   Reference sizes = checked(PyList_New(0));
   for (const int64_t size : handle->geometry.sizes) {
     Reference number = checked(PyLong_FromLongLong(size));

@@ -4,6 +4,7 @@
 // their values, and nothing of it comes to Python unless something is due. All other ops are passed to Python before and
 // after they run. The op itself always runs here.
 #pragma once
+#include "moves.h"
 #include "parts.h"
 #include "unplanned.h"
 
@@ -150,9 +151,7 @@ inline void run_told(State& state, const Operator& facts, const c10::OperatorHan
 }
 
 // Binds what an expected op has made to its values.
-inline bool bind_new(State& state, const Operator& facts, const Arguments& arguments, const at::Tensor* const* outputs,
-                     size_t count, const Expected& expected) {
-  const auto made = made_by(facts, arguments, outputs, count);
+inline bool bind_new(State& state, const c10::SmallVector<const c10::Storage*, 4>& made, const Expected& expected) {
   if (made.size() != expected.writes.size()) return false;
   for (size_t index = 0; index < made.size(); ++index) {
     const int64_t number = expected.writes[index];
@@ -185,13 +184,16 @@ inline void run_expected(State& state, const Operator& facts, const c10::Operato
     are_plain = are_plain && is_plain(tensor);
   });
   if (outputs.empty() && facts.written == 0) return;  // as `.item()`: the plan does not mind it
+  c10::SmallVector<const c10::Storage*, 4> made;
+  if (are_plain) made = made_by(facts, arguments, outputs.data(), outputs.size());
+  if (are_plain && made.empty()) return;  // as `_unsafe_view`
   const size_t position = state.position;
   if (recipe) state.recorded.add(static_cast<int64_t>(position), std::move(recipe));
   Expected* expected = state.on_path && position < state.path->size() ? &state.path->at(position) : nullptr;
   const Recognised* recognised = expected == nullptr ? nullptr : expected->recognised.load(std::memory_order_acquire);
   if (recognised != nullptr && are_plain && !expected->is_awaited &&
       Path::agrees(*recognised, &handle.schema(), outputs.data(), outputs.size()) &&
-      bind_new(state, facts, arguments, outputs.data(), outputs.size(), *expected)) {
+      bind_new(state, made, *expected)) {
     state.position = static_cast<int64_t>(position) + 1;
     return;
   }
@@ -240,6 +242,14 @@ inline bool act(State& state) {
   Gil gil;
   if (state.carrier == nullptr) return false;
   Reference carrier = Reference::to(state.carrier);
+  if (state.moves != nullptr) {
+    const Reference owned = Reference::to(reinterpret_cast<PyObject*>(state.moves));
+    const Moves& moves = *moves_of(owned.get());
+    const int64_t slot = state.path->first_slot + state.position;
+    const Outcome outcome = under_lock(moves, [&] { return act_at(moves, slot); });
+    if (outcome == Outcome::FAILED) raise();
+    if (outcome == Outcome::DONE) return true;
+  }
   return call(carrier.get(), name).get() == Py_True;
 }
 
@@ -253,7 +263,8 @@ inline bool is_expected(State& state, const Operator& facts, const c10::Operator
   if (position >= state.path->size()) return false;
   const Expected& expected = state.path->at(position);
   const Recognised* recognised = expected.recognised.load(std::memory_order_acquire);
-  if (recognised == nullptr || (expected.is_due && recognised->schema != &handle.schema())) return false;
+  if (recognised == nullptr) return false;
+  if (expected.is_due && recognised->schema != &handle.schema() && !facts.makes_views) return false;
   bool are_plain = true;
   if (facts.written != 0)
     each_marked(facts.written, arguments, [&](const at::Tensor& tensor) { are_plain = are_plain && is_plain(tensor); });
@@ -331,7 +342,7 @@ inline void seen(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, St
   if (is_known && is_due(state, handle)) is_known = act(state) && is_expected(state, facts, handle, arguments);
   if (is_known) {
     auto recipe = to_replay(state, facts, handle, arguments);
-    if (recipe || !state.path->at(state.position).is_replayed)
+    if (recipe || facts.makes_views || !state.path->at(state.position).is_replayed)
       return run_expected(state, facts, handle, keys, arguments, stack, std::move(recipe));
   }
   if (running.is_alone && is_ordinary_op(state, facts, arguments))

@@ -17,6 +17,7 @@ struct Operator {
   int training;         // -1: there is no such argument
   bool is_view, reads_nothing, is_special, is_recordable, depends_on_call;
   bool may_write_any;  // of its arguments, without declaring it
+  bool makes_views;    // of its arguments, without declaring it
 };
 
 // `describe(name, overload)` returns the OpOverload, masks of arguments, and flags; see `watch/__init__.py`.
@@ -49,13 +50,13 @@ inline const Operator& operator_of(const c10::OperatorHandle& handle) {
     PyObject* function = nullptr;
     unsigned long long written = 0, statistics = 0;
     int training = -1, is_view = 0, reads_nothing = 0, is_special = 0, is_recordable = 0, depends_on_call = 0;
-    int may_write_any = 0;
-    if (!PyArg_ParseTuple(found_facts.get(), "OKKipppppp", &function, &written, &statistics, &training, &is_view,
-                          &reads_nothing, &is_special, &is_recordable, &depends_on_call, &may_write_any))
+    int may_write_any = 0, makes_views = 0;
+    if (!PyArg_ParseTuple(found_facts.get(), "OKKippppppp", &function, &written, &statistics, &training, &is_view,
+                          &reads_nothing, &is_special, &is_recordable, &depends_on_call, &may_write_any, &makes_views))
       raise();
     Py_INCREF(function);
     made = new Operator{name, function, written, statistics, training, is_view != 0, reads_nothing != 0, is_special != 0,
-                        is_recordable != 0, depends_on_call != 0, may_write_any != 0};
+                        is_recordable != 0, depends_on_call != 0, may_write_any != 0, makes_views != 0};
   }
   std::lock_guard guard(lock);
   (*known)[key] = made;  // one that was there before is never freed: another thread may hold it

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 namespace watch {
@@ -29,6 +30,17 @@ struct Expected {
   std::atomic<const Recognised*> recognised{nullptr};
 };
 
+// What happens to a value at a slot.
+struct Move {
+  enum Kind { COPY_OUT, FREE, COPY_IN, WAIT } kind;
+  int64_t number;
+};
+
+// Where a value is copied to, and how large it was planned to be.
+struct Room {
+  int64_t offset_bytes, size_bytes;
+};
+
 class Path {
  public:
   explicit Path(size_t count) : ops_(count) {}
@@ -41,6 +53,14 @@ class Path {
   // Values that a plan moves, those of them that it copies, those that its replays read, and those with whose first read
   // something is due.
   std::vector<bool> moved, swapped, sources, anchored;
+
+  // Of values that are copied and come back, and nothing else: which they are, their room, and what is done at slots of
+  // which they have all actions. `anchor_of`: with the first read of which value a slot begins.
+  std::vector<bool> simple;
+  std::unordered_map<int64_t, Room> rooms;
+  std::unordered_map<int64_t, std::vector<Move>> moves;
+  std::unordered_map<int64_t, int64_t> anchor_of;
+  int64_t first_slot = 0;
 
   static bool holds(const std::vector<bool>& set, int64_t number) {
     return number >= 0 && static_cast<size_t>(number) < set.size() && set[number];
@@ -143,13 +163,45 @@ inline PyObject* path_learn_from(PyObject* self, PyObject* other) {
   Py_RETURN_NONE;
 }
 
+// `plan(first_slot, rooms, moves, anchors)`, before any step: rows of a value, its offset and its size; of a slot, a kind of
+// move by its number and a value; and of a value and its slot.
+inline PyObject* path_plan(PyObject* self, PyObject* arguments) {
+  Path& path = **reinterpret_cast<PathObject*>(self)->path;
+  long long first_slot;
+  PyObject *rooms, *moves, *anchors;
+  if (!PyArg_ParseTuple(arguments, "LO!O!O!", &first_slot, &PyList_Type, &rooms, &PyList_Type, &moves, &PyList_Type, &anchors))
+    return nullptr;
+  path.first_slot = first_slot;
+  Reference simple(PyList_New(0));
+  long long number, first, second;
+  for (Py_ssize_t row = 0; row < PyList_GET_SIZE(rooms); ++row) {
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(rooms, row), "LLL", &number, &first, &second)) return nullptr;
+    path.rooms[number] = {first, second};
+    Reference value(PyLong_FromLongLong(number));
+    if (!value || PyList_Append(simple.get(), value.get()) < 0) return nullptr;
+  }
+  for (Py_ssize_t row = 0; row < PyList_GET_SIZE(moves); ++row) {
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(moves, row), "LLL", &number, &first, &second)) return nullptr;
+    path.moves[number].push_back({static_cast<Move::Kind>(first), second});
+  }
+  for (Py_ssize_t row = 0; row < PyList_GET_SIZE(anchors); ++row) {
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(anchors, row), "LL", &number, &first)) return nullptr;
+    path.anchor_of[number] = first;
+  }
+  if (!set_of(simple.get(), path.simple)) return nullptr;
+  Py_RETURN_NONE;
+}
+
 inline void path_dealloc(PyObject* self) {
   delete reinterpret_cast<PathObject*>(self)->path;
   Py_TYPE(self)->tp_free(self);
 }
 
 inline PyTypeObject* path_type() {
-  static PyMethodDef methods[] = {{"learn_from", path_learn_from, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+  static PyMethodDef methods[] = {
+      {"learn_from", path_learn_from, METH_O, nullptr},
+      {"plan", path_plan, METH_VARARGS, nullptr},
+      {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {
       {Py_tp_methods, methods},
       {Py_tp_new, reinterpret_cast<void*>(path_new)},

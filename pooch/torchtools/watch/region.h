@@ -14,6 +14,7 @@
 namespace watch {
 
 struct Kept;
+struct Moves;
 
 // Storages that something is known of. Other storages may have come to their addresses since.
 class StorageSet {
@@ -177,6 +178,7 @@ struct State {
   std::atomic<bool> is_busy{false};
   uint64_t serial = 0;
   std::vector<Kept*> kept;  // under the interpreter's lock
+  Moves* moves = nullptr;   // those of the step, as long as it is hooked, under the same lock
   uint64_t saves = 0, packs = 0;
   // Of a step without a plan.
   Unplanned unplanned;

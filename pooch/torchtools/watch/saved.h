@@ -121,12 +121,14 @@ inline PyObject* region_take_kept(PyObject* self, PyObject*) {
   return list;
 }
 
-// In Python: `Hooks(step, region, stats, begin_s)`. Autograd holds it, and with it the step.
+// In Python: `Hooks(hooks, step, region, stats, begin_s, moves)`. Autograd holds it, and with it the step. `hooks` is called
+// with what is not done here.
 struct Hooks {
   PyObject_HEAD
   std::shared_ptr<State>* state;
-  PyObject *step, *stats;
+  PyObject *hooks, *step, *stats;
   double begin_s;
+  Moves* moves;  // null: Python moves all values
 };
 
 inline Hooks* hooks_of(PyObject* self) {
@@ -134,25 +136,33 @@ inline Hooks* hooks_of(PyObject* self) {
 }
 
 inline PyObject* hooks_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
-  PyObject *step, *region, *stats;
+  PyObject *hooks, *step, *region, *stats, *moves;
   double begin_s;
-  if (!PyArg_ParseTuple(arguments, "OO!Od", &step, region_type(), &region, &stats, &begin_s)) return nullptr;
+  if (!PyArg_ParseTuple(arguments, "OOO!OdO", &hooks, &step, region_type(), &region, &stats, &begin_s, &moves)) return nullptr;
+  if (moves != Py_None && Py_TYPE(moves) != moves_type()) return PyErr_Format(PyExc_TypeError, "hooks take Moves or None");
   Hooks* self = hooks_of(type->tp_alloc(type, 0));
   if (self == nullptr) return nullptr;
   self->state = new std::shared_ptr<State>(*region_of(region)->state);
-  self->step = Py_NewRef(step), self->stats = Py_NewRef(stats), self->begin_s = begin_s;
+  self->hooks = Py_NewRef(hooks), self->step = Py_NewRef(step), self->stats = Py_NewRef(stats), self->begin_s = begin_s;
+  self->moves = moves == Py_None ? nullptr : moves_of(Py_NewRef(moves));
+  (*self->state)->moves = self->moves;
   return reinterpret_cast<PyObject*>(self);
 }
 
 inline int hooks_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(hooks_of(self)->hooks);
   Py_VISIT(hooks_of(self)->step);
   Py_VISIT(hooks_of(self)->stats);
+  Py_VISIT(hooks_of(self)->moves);
   return 0;
 }
 
 inline int hooks_clear(PyObject* self) {
+  Py_CLEAR(hooks_of(self)->hooks);
   Py_CLEAR(hooks_of(self)->step);
   Py_CLEAR(hooks_of(self)->stats);
+  (*hooks_of(self)->state)->moves = nullptr;
+  Py_CLEAR(hooks_of(self)->moves);
   return 0;
 }
 
@@ -170,6 +180,50 @@ inline bool can_be_dropped(const at::Tensor& tensor) {
   return !(tensor.is_leaf() && tensor.requires_grad()) && storage_of(tensor).resizable();
 }
 
+// Returns the handle on a value that simply moves; null, without an error, where Python is to make it.
+inline PyObject* packed_to_move(Hooks* hooks, int64_t number, PyObject* object) {
+  static PyObject* const end = interned("end");
+  const Moves& moves = *hooks->moves;
+  PyObject* const value = value_at(moves, number);
+  if (value == nullptr) return nullptr;
+  Handle* handle = nullptr;
+  const Outcome outcome = under_lock(moves, [&] {
+    const Outcome held = hold(moves, value, number, THPVariable_Unpack(object));
+    if (held != Outcome::DONE) return held;
+    Reference ended(PyObject_GetAttr(moves.part(LOCK), end));
+    handle = ended ? handle_on_value(handle_type(), hooks->step, value, object, ended.get()) : nullptr;
+    if (handle == nullptr) return Outcome::FAILED;
+    handle->moves = moves_of(Py_NewRef(reinterpret_cast<PyObject*>(hooks->moves))), handle->number = number;
+    return Outcome::DONE;
+  });
+  if (outcome == Outcome::FAILED) Py_CLEAR(handle);
+  return reinterpret_cast<PyObject*>(handle);
+}
+
+// Sets the time of the last read of a step.
+inline bool has_noted_read(const Hooks* hooks) {
+  static PyObject* const step_ms = interned("host_step_ms");
+  const double now_s = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  Reference elapsed_ms(PyFloat_FromDouble((now_s - hooks->begin_s) * 1000));
+  return elapsed_ms && PyObject_SetAttr(hooks->stats, step_ms, elapsed_ms.get()) == 0;
+}
+
+// Returns the tensor of a handle on a value that simply moves; null, without an error, where Python is to read it.
+inline PyObject* read_moved(const Hooks* hooks, Handle* handle) {
+  static PyObject* const thread = interned("thread");
+  const Moves& moves = *hooks->moves;
+  if (handle->is_changed()) return nullptr;
+  Reference here(PyLong_FromUnsignedLong(PyThread_get_thread_ident()));
+  if (!here || PyObject_SetAttr(moves.part(OWNER), thread, here.get()) < 0) return nullptr;
+  c10::Storage storage;
+  const Outcome outcome = under_lock(moves, [&] {
+    const Outcome acted = act_before_read(moves, handle->number);
+    return acted == Outcome::DONE ? read(moves, handle->value, storage) : acted;
+  });
+  if (outcome != Outcome::DONE || !has_noted_read(hooks)) return nullptr;
+  return THPVariable_Wrap(handle->geometry.on(std::move(storage)));
+}
+
 inline PyObject* hooks_pack(PyObject* self, PyObject* object) {
   HANDLE_TH_ERRORS
   static PyObject *const pack = interned("pack"), *const look = interned("look_ahead");
@@ -177,14 +231,18 @@ inline PyObject* hooks_pack(PyObject* self, PyObject* object) {
   const auto& state = *hooks->state;
   const auto in_python = [&] {
     if (state->keeps) state->holds_in_python = true;
-    return PyObject_CallMethodOneArg(hooks->step, pack, object);
+    return PyObject_CallMethodOneArg(hooks->hooks, pack, object);
   };
   const bool keeps = state->keeps && !state->has_taken;
   if (!(state->on_path || keeps) || !THPVariable_CheckExact(object)) return in_python();
   const at::Tensor& tensor = THPVariable_Unpack(object);
   if (!is_ordinary(tensor) || tensor.is_inference()) return in_python();
   auto number = state->values->get(storage_of(tensor).unsafeGetStorageImpl());
-  if (state->on_path && number && Path::holds(state->path->moved, *number)) return in_python();
+  if (state->on_path && number && Path::holds(state->path->moved, *number)) {
+    if (hooks->moves == nullptr || !is_simply_moved(*state->path, *number)) return in_python();
+    PyObject* handle = packed_to_move(hooks, *number, object);
+    return handle != nullptr || PyErr_Occurred() ? handle : in_python();
+  }
   if (keeps && ++state->packs % SAVES_BETWEEN_LOOKS == 0) {
     Reference none(PyObject_CallMethodNoArgs(hooks->step, look));
     if (!none) return nullptr;
@@ -214,23 +272,29 @@ inline PyObject* hooks_pack(PyObject* self, PyObject* object) {
 
 inline PyObject* hooks_unpack(PyObject* self, PyObject* packed) {
   HANDLE_TH_ERRORS
-  static PyObject *const unpack = interned("unpack"), *const step_ms = interned("host_step_ms");
+  static PyObject* const unpack = interned("unpack");
   thread_local uint64_t asked_for = 0;  // the step for which this thread asks for room
   Hooks* hooks = hooks_of(self);
   const auto& state = *hooks->state;
   const auto in_python = [&] {
     asked_for = state->serial;
-    return PyObject_CallMethodOneArg(hooks->step, unpack, packed);
+    return PyObject_CallMethodOneArg(hooks->hooks, unpack, packed);
   };
-  if (Py_TYPE(packed) != kept_type() || asked_for != state->serial || state->is_reassigned) return in_python();
+  if (asked_for != state->serial || state->is_reassigned) return in_python();
+  if (Py_TYPE(packed) == handle_type() && handle_of(packed)->moves != nullptr && handle_of(packed)->moves == hooks->moves) {
+    PyObject* tensor = state->on_path ? read_moved(hooks, handle_of(packed)) : nullptr;
+    return tensor != nullptr || PyErr_Occurred() ? tensor : in_python();
+  }
+  if (Py_TYPE(packed) != kept_type()) return in_python();
   const Kept* kept = kept_of(packed);
-  if (!kept->tensor.defined() || static_cast<int64_t>(kept->tensor._version()) != kept->version ||
-      (state->on_path && Path::holds(state->path->anchored, kept->number)))
-    return in_python();
-  const double now_s = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  Reference elapsed_ms(PyFloat_FromDouble((now_s - hooks->begin_s) * 1000));
-  if (!elapsed_ms || PyObject_SetAttr(hooks->stats, step_ms, elapsed_ms.get()) < 0) return nullptr;
-  return THPVariable_Wrap(kept->tensor);
+  if (!kept->tensor.defined() || static_cast<int64_t>(kept->tensor._version()) != kept->version) return in_python();
+  if (state->on_path && Path::holds(state->path->anchored, kept->number)) {
+    if (hooks->moves == nullptr) return in_python();
+    const Outcome acted = under_lock(*hooks->moves, [&] { return act_before_read(*hooks->moves, kept->number); });
+    if (acted == Outcome::FAILED) return nullptr;
+    if (acted == Outcome::IN_PYTHON || !kept->tensor.defined()) return in_python();  // it may have been given a handle
+  }
+  return has_noted_read(hooks) ? THPVariable_Wrap(kept->tensor) : nullptr;
   END_HANDLE_TH_ERRORS
 }
 

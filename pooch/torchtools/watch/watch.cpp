@@ -70,7 +70,8 @@ PyMODINIT_FUNC PyInit_watch() {
   if (!module || !add(module.get(), "StorageMap", watch::storage_map_type()) ||
       !add(module.get(), "Path", watch::path_type()) || !add(module.get(), "Region", watch::region_type()) ||
       !add(module.get(), "Call", watch::call_type()) || !add(module.get(), "Handle", watch::handle_type()) ||
-      !add(module.get(), "Home", watch::home_type()) || !add(module.get(), "KeptTensor", watch::kept_type()) || !add(module.get(), "Hooks", watch::hooks_type()))
+      !add(module.get(), "Home", watch::home_type()) || !add(module.get(), "KeptTensor", watch::kept_type()) || !add(module.get(), "Hooks", watch::hooks_type()) ||
+      !add(module.get(), "Moves", watch::moves_type()))
     return nullptr;
   // It stays for as long as the process: a library that is unloaded would leave PyTorch with nowhere to go.
   static const auto* registration = new c10::RegistrationHandleRAII(dispatcher.registerFallback(
