@@ -29,7 +29,6 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import psutil
@@ -52,7 +51,7 @@ _MOST_SHAPES = 256  # that are remembered, rather than 1024: the limit is to be 
 _EVALUATED_EVERY, _KEPT_EVERY, _FAILS_FORWARD_EVERY, _FAILS_BACKWARD_EVERY = 20, 50, 37, 41
 _STEPS_TO_AN_INTERRUPT = 150  # at the most, at the time that a step took so far
 # By how much a figure may grow over the last half of the steps, if it does not go up and down by more.
-_ALLOWED = {"process_bytes": 4 * 2**20, "live_bytes": 2**16, "objects": 2000, "threads": 1, "descriptors": 2, "files": 2}
+_ALLOWED = {"process_bytes": 4 * 2**20, "live_bytes": 2**16, "blocks": 5000, "threads": 1, "descriptors": 2, "files": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class InterruptedSample:
         process_bytes: Resident memory.
         live_bytes: Of tensors, counted below PyTorch.
         peak_bytes: The highest of them since the last sample.
-        objects: That Python's garbage collector knows.
+        blocks: Of the interpreter's memory, as a count of its objects.
         threads: Of the process, those of C++ included.
         descriptors: Number of open file descriptors.
         files: In the folder for temporary files.
@@ -77,7 +76,7 @@ class InterruptedSample:
     process_bytes: int
     live_bytes: int
     peak_bytes: int
-    objects: int
+    blocks: int
     threads: int
     descriptors: int
     files: int
@@ -222,10 +221,6 @@ def _tensors_of(state: object) -> list[Tensor]:
     return [tensor for each in inner for tensor in _tensors_of(each)]
 
 
-def _ctrl_c(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def soak(steps: int, every: int, budget_bytes: int | None, interrupted: bool) -> Soaked:
     """Train, and look at the process every so many steps. The process has to be started with `preloading`.
 
@@ -265,7 +260,7 @@ class _Soak:
 
     def run(self) -> Soaked:
         training, found = self._training, self._soaked
-        before = signal.signal(signal.SIGALRM, _ctrl_c)
+        handlers = {each: signal.signal(each, signal.default_int_handler) for each in (signal.SIGALRM, signal.SIGINT)}
         self._counter.begin_peak()
         try:
             while training.done < self._steps:
@@ -279,7 +274,8 @@ class _Soak:
                 found.repeated += max(reached - training.done, 0) + (reached == done)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         if self._auto is not None:
             self._auto.remove()
             summary = self._auto.summary()
@@ -321,7 +317,7 @@ class _Soak:
             process.memory_info().rss,
             self._counter.live_bytes,
             self._peak_bytes,
-            len(gc.get_objects()),
+            sys.getallocatedblocks(),
             process.num_threads(),
             len(list(Path("/proc/self/fd").iterdir())),
             sum(1 for _ in self._temporary.rglob("*")),
@@ -364,7 +360,7 @@ def rows_of(results: Sequence[Mapping[str, Any]]) -> list[Row]:
             "plain process": f"{result['plain_process_bytes'] / 2**20:.1f} MiB",
             "peak of tensors": f"{result['peak_bytes'] / 2**20:.2f} MiB",
             "plain peak": f"{result['plain_peak_bytes'] / 2**20:.2f} MiB",
-            "Python objects": result["objects"],
+            "Python's blocks": result["blocks"],
             "threads": result["threads"],
             "file descriptors": result["descriptors"],
             "temporary files": result["files"],
@@ -394,7 +390,7 @@ def draw(results: Sequence[Mapping[str, Any]], path: Path) -> None:
             "file descriptors": [result["descriptors"] for result in results],
             "temporary files": [result["files"] for result in results],
         },
-        "thousands": {"Python objects": [result["objects"] / 1000 for result in results]},
+        "thousands": {"Python's blocks": [result["blocks"] / 1000 for result in results]},
         "ms": {
             "a step": [result["step_ms"] for result in results],
             "a plain step": [result["plain_step_ms"] for result in results],
