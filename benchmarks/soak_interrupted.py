@@ -46,7 +46,7 @@ from pooch.ir.files import replace_file
 NAME = "soak-interrupted-cpu"
 SAMPLES = 100
 SHARE = 0.5  # of the peak of plain training
-_WIDTH, _LAYERS, _LONGEST, _MOST, _OFTEN = 32, 3, 100, 16, 24
+_WIDTH, _LAYERS, _LONGEST, _MOST, _OFTEN = 16, 2, 64, 8, 24
 _MOST_SHAPES = 256  # that are remembered, rather than 1024: the limit is to be reached before the last half
 _EVALUATED_EVERY, _KEPT_EVERY, _FAILS_FORWARD_EVERY, _FAILS_BACKWARD_EVERY = 20, 50, 37, 41
 _STEPS_TO_AN_INTERRUPT = 150  # at the most, at the time that a step took so far
