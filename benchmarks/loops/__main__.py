@@ -61,7 +61,11 @@ def measured(name: str) -> dict[str, Any]:
     line: dict[str, Any] = {"name": name, "plain": {"failure": plain.get("failure", "")}, "governed": []}
     if "failure" in plain:
         return line
+    needed = in_a_process({"name": name, "way": "needs", "budget_bytes": None})
     line["plain"] |= {
+        "need_bytes": needed.get("need_bytes", 0),
+        "need_operator": needed.get("need_operator", needed.get("failure", "")),
+        "held_bytes": needed.get("held_bytes", 0),
         "steps": len(plain["steps"]),
         "peak_bytes": outcome.peak_bytes(plain),
         "stays_bytes": outcome.stays_bytes(plain),

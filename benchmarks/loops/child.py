@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 import torch
 
+from benchmarks.architectures.floor import Needs
 from benchmarks.loops.catalogue import LOOPS
 from benchmarks.loops.loop import Loop
 from benchmarks.setups.counting import LiveBytes
@@ -27,7 +28,7 @@ def run(job: Job, answer: Connection) -> None:
     """Do a job, answer, and end the process: threads of others need not be waited for.
 
     Args:
-        job: "name" of the loop, "way" ("plain", "auto" or "exec"), and "budget_bytes", None for plain training.
+        job: "name" of the loop, "way" ("plain", "needs", "auto" or "exec"), and "budget_bytes", None for plain training.
         answer: Where the result goes.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -37,7 +38,7 @@ def run(job: Job, answer: Connection) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     counter = LiveBytes()
     try:
-        found = trained(job, counter)
+        found = needs(job, counter) if job["way"] == "needs" else trained(job, counter)
         if job["budget_bytes"] is not None:  # times of one process can be compared, and what was left behind shows
             found["plain again"] = trained({**job, "way": "plain", "budget_bytes": None}, counter)
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is the result
@@ -60,8 +61,21 @@ def trained(job: Job, counter: LiveBytes) -> Job:
         finder.start()
     run_of = Loop(record, job["budget_bytes"], finder, told)
     LOOPS[job["name"]](run_of)
+    held_bytes = run_of.held_bytes
     figures = run_of.finish()
-    return {**record.finish(), "told": told, "thread_ms": run_of.thread_ms, "pooch": figures}
+    return {**record.finish(), "told": told, "thread_ms": run_of.thread_ms, "held_bytes": held_bytes, "pooch": figures}
+
+
+def needs(job: Job, counter: LiveBytes) -> Job:
+    """What no budget can be below, about: what the script holds, and what the operator needs that needs most.
+
+    Operators over all parameters at once are left out, as the optimizer's: Pooch runs them in slices.
+    """
+    operators = Needs(counter, {}, ignored="_foreach")
+    with operators:
+        found = trained({**job, "way": "plain"}, counter)
+    need_bytes = operators.most_bytes + found["held_bytes"]
+    return {"need_bytes": need_bytes, "need_operator": operators.operator, "held_bytes": found["held_bytes"]}
 
 
 def _told(error: BaseException) -> str:

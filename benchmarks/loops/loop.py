@@ -48,6 +48,7 @@ class Loop:
     Attributes:
         told: What Pooch said.
         thread_ms: Processor time of this thread, by step.
+        held_bytes: What the script holds when training begins, apart from the models: data above all.
     """
 
     def __init__(self, record: Record, budget_bytes: int | None, finder: ModelFinder | None, told: list[str]) -> None:
@@ -55,7 +56,7 @@ class Loop:
         self._budget_bytes, self._finder = budget_bytes, finder
         self._governing: list[Any] = []
         self._open = ExitStack()
-        self.thread_ms = list[float]()
+        self.thread_ms, self.held_bytes = list[float](), 0
         self._since_s = time.thread_time()
         record.pause = self._ended
 
@@ -67,6 +68,9 @@ class Loop:
             auto = pooch.auto(models, self._budget_bytes, optimizer, tell=self.told.append)  # type: ignore[attr-defined]
             self._open.callback(auto.remove)
             self._governing.append(auto)
+        each_model = [models] if isinstance(models, nn.Module) else models
+        own = {each for model in each_model for each in (*model.parameters(), *model.buffers())}
+        self.held_bytes = self.record.counter.live_bytes - sum(each.nbytes for each in own)
         self.record.begin()
         self._since_s = time.thread_time()
 
