@@ -1,6 +1,6 @@
 """Train every loop of others plainly and under budgets, and write the page docs/loops.md.
 
-    python -m benchmarks.loops [--loop NAME ...] [--again] [--minutes M] [--page-only]
+    python -m benchmarks.loops [--loop NAME ...] [--again] [--trainings N] [--minutes M] [--page-only]
 
 Each training runs in a process of its own with a time limit. What came of a loop is one line of
 benchmarks/results/loops-cpu.jsonl, written when its last training has ended, so a run goes on where an earlier one stopped.
@@ -30,7 +30,7 @@ RESULTS = Path("benchmarks/results/loops-cpu.jsonl")
 PAGE = Path("docs/loops.md")
 FOUND = Path(__file__).with_name("found.md")  # told by hand
 LIMIT_S = 180
-TRAININGS = (("auto", 0.75), ("exec", 0.75), ("auto", 0.5), ("exec", 0.5))
+TRAININGS = (("auto", 0.75), ("exec", 0.5), ("exec", 0.75), ("auto", 0.5))
 PRELOADED = ("torch", "numpy", "pooch.autopilot.finding", "benchmarks.loops.child")
 OPTIONAL = ("transformers.trainer", "datasets", "peft", "trl", "lightning")
 
@@ -55,10 +55,17 @@ def in_a_process(job: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def measured(name: str) -> dict[str, Any]:
-    """Train a loop plainly and under budgets."""
+def measured(name: str, known: dict[str, Any] | None, trainings: int) -> dict[str, Any]:
+    """Train a loop plainly and under budgets.
+
+    Args:
+        name: Of the loop.
+        known: Its line so far, if there is one.
+        trainings: How many of them under a budget.
+    """
     plain = in_a_process({"name": name, "way": "plain", "budget_bytes": None})
     line: dict[str, Any] = {"name": name, "plain": {"failure": plain.get("failure", "")}, "governed": []}
+    line["governed"] = [] if known is None else known["governed"]
     if "failure" in plain:
         return line
     needed = in_a_process({"name": name, "way": "needs", "budget_bytes": None})
@@ -71,7 +78,7 @@ def measured(name: str) -> dict[str, Any]:
         "stays_bytes": outcome.stays_bytes(plain),
         "thread_ms": plain["thread_ms"],
     }
-    for way, share in TRAININGS:
+    for way, share in TRAININGS[len(line["governed"]) : trainings]:
         budget_bytes = int(share * outcome.peak_bytes(plain))
         found = in_a_process({"name": name, "way": way, "budget_bytes": budget_bytes})
         cell = outcome.governed_cell(way, share, budget_bytes, plain, found)
@@ -101,6 +108,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loop", action="append", dest="loops", choices=LOOPS)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no loop later than this")
+    parser.add_argument("--trainings", type=int, default=len(TRAININGS), help="fewer, for a first look at all loops")
     parser.add_argument("--again", action="store_true", help="measure again what is stored")
     parser.add_argument("--page-only", action="store_true")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -119,11 +127,14 @@ def sweep(arguments: argparse.Namespace) -> None:
     known = {} if arguments.again else stored(arguments.results)
     end_s = time.monotonic() + 60 * arguments.minutes
     for name in arguments.loops or LOOPS:
-        if name in known or (NEEDS[name] and importlib.util.find_spec(NEEDS[name]) is None):
+        line = known.get(name)
+        if line is not None and (line["plain"]["failure"] or len(line["governed"]) >= arguments.trainings):
+            continue
+        if NEEDS[name] and importlib.util.find_spec(NEEDS[name]) is None:
             continue
         if time.monotonic() > end_s:
             break
-        line = measured(name)
+        line = measured(name, line, arguments.trainings)
         with arguments.results.open("a") as file:
             file.write(json.dumps(line) + "\n")
         if line["plain"]["failure"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -72,15 +73,6 @@ def run_glue(run: Loop) -> None:
 
 
 @loop(TRANSFORMERS)
-def run_clm_checkpointing(run: Loop) -> None:
-    """The same with `gradient_checkpointing=True`."""
-    from transformers import Trainer
-
-    options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
-    _trained(run, Trainer, tiny_gpt2(), Texts(80), padded, **options)
-
-
-@loop(TRANSFORMERS)
 def run_clm_no_trainer(run: Loop) -> None:
     """The loop of `run_clm_no_trainer.py` with Accelerate."""
     from accelerate import Accelerator
@@ -112,12 +104,12 @@ def run_clm_no_trainer(run: Loop) -> None:
 
 @loop(TRANSFORMERS)
 def run_translation(run: Loop) -> None:
-    """Seq2SeqTrainer with T5, and label smoothing."""
-    from transformers import Seq2SeqTrainer, T5Config, T5ForConditionalGeneration
+    """T5, an encoder and a decoder, and label smoothing."""
+    from transformers import T5Config, T5ForConditionalGeneration, Trainer
 
     config = T5Config(vocab_size=WORDS, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, pad_token_id=0)
     config.decoder_start_token_id = 0
-    _trained(run, Seq2SeqTrainer, T5ForConditionalGeneration(config), Texts(90), padded, label_smoothing_factor=0.1)
+    _trained(run, Trainer, T5ForConditionalGeneration(config), Texts(90), padded, label_smoothing_factor=0.1)
 
 
 @loop(PEFT)
@@ -182,7 +174,9 @@ def trl_dpo(run: Loop) -> None:
     from trl import DPOConfig, DPOTrainer
 
     data, tokenizer = _preferences(64)
-    _by_trl(run, DPOTrainer, DPOConfig, data, tiny_gpt2(), processing_class=tokenizer, args={"max_length": 96})
+    model = tiny_gpt2()
+    settings, reference = {"max_length": 96}, copy.deepcopy(model)
+    _by_trl(run, DPOTrainer, DPOConfig, data, model, processing_class=tokenizer, ref_model=reference, args=settings)
 
 
 @loop(TRL)

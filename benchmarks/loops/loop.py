@@ -19,7 +19,7 @@ LOOPS: dict[str, Train] = {}
 NEEDS: dict[str, str] = {}
 FIGURES = ("steps", "steps_on_plan", "steps_online", "steps_in_core", "steps_over_budget", "peak_bytes", "ungoverned")
 WAIT_AFTER = (2, 4)  # steps, for a plan that is being made beside a training of so few steps
-LONGEST_WAIT_S = 10.0
+LONGEST_WAIT_S = 4.0
 
 
 def loop(needs: str = "") -> Callable[[Train], Train]:
