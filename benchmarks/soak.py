@@ -6,8 +6,8 @@
 
 Every tenth forward has no backward pass and every twentieth raises, as in users' loops. Writes ten rows as a table and
 fifty samples as a picture; exit code 1 if something grows once the first tenth of the steps is over. `--ragged` does so
-under `pooch.auto`, with lengths that hardly repeat: see `soak_ragged.py`. `--interrupted` adds evaluations, checkpoints,
-failures and Ctrl-C: see `soak_interrupted.py`.
+under `pooch.auto`, with lengths that hardly repeat: see `soak_ragged.py`. `--interrupted` adds evaluations,
+checkpoints, failures and Ctrl-C: see `soak_interrupted.py`.
 """
 
 from __future__ import annotations

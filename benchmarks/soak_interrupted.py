@@ -1,12 +1,12 @@
 """Five thousand steps of random lengths that are interrupted, that fail, and that are resumed, under `pooch.auto`.
 
-    python -m benchmarks.soak --interrupted [--steps 5000] [--output benchmarks/results] [--picture docs/soak_interrupted.png]
+    python -m benchmarks.soak --interrupted [--steps 5000] [--output FOLDER] [--picture docs/soak_interrupted.png]
 
-Every twentieth step is followed by an evaluation, every fiftieth by a checkpoint in a file. Some steps raise an error of
-their own, in the forward or in the backward pass, and are left out. Ctrl-C comes at random times, wherever the program or
-Pooch is, and training goes on from the last checkpoint. The same steps run without Pooch and without interrupts, in a
-process of its own: losses, evaluations, parameters, optimizer state and random state of both have to be the same. Live bytes are
-counted below PyTorch. Exit code 1 if a bit differs, if the budget is passed and nothing says so, or if something grows
+Every twentieth step is followed by an evaluation, every fiftieth by a checkpoint in a file. Some steps raise an error
+of their own, in the forward or in the backward pass, and are left out. Ctrl-C comes at random times, wherever the
+program or Pooch is, and training goes on from the last checkpoint. The same steps run without Pooch and without
+interrupts, in a process of its own: losses, evaluations, parameters, optimizer state and random state of both have to
+be the same. Live bytes are counted below PyTorch. Exit code 1 if a bit differs, if the budget is passed and nothing says so, or if something grows
 over the last half of the steps.
 """
 
@@ -261,7 +261,9 @@ class _Soak:
         self._auto: Auto | None = None
         shapes.MOST_SHAPES = _MOST_SHAPES
         if budget_bytes is not None:
-            self._auto = pooch.auto(self._training.model, budget_bytes, self._training.optimizer, tell=self._told.append)
+            self._auto = pooch.auto(
+                self._training.model, budget_bytes, self._training.optimizer, tell=self._told.append
+            )
 
     def run(self) -> Soaked:
         training, found = self._training, self._soaked
@@ -465,5 +467,7 @@ def run(steps: int, output: Path, picture: Path | None) -> int:
         draw(json.loads((output / f"{NAME}.json").read_text())["results"], picture)
     said = "\n".join(governed.told)
     sys.stdout.write(f"{governed.summary}\n{said}\n\n{markdown_table(rows)}\n\n{title}\n")
-    sys.stdout.write(f"passed by {governed.over}\n{threading.active_count()} threads; {time.monotonic() - begin_s:.0f} s\n")
+    sys.stdout.write(
+        f"passed by {governed.over}\n{threading.active_count()} threads; {time.monotonic() - begin_s:.0f} s\n"
+    )
     return int(bool(bad))

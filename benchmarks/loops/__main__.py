@@ -3,8 +3,8 @@
     python -m benchmarks.loops [--loop NAME ...] [--again] [--trainings N] [--minutes M] [--page-only]
 
 Each training runs in a process of its own with a time limit. What came of a loop is one line of
-benchmarks/results/loops-cpu.jsonl, written when its last training has ended, so a run goes on where an earlier one stopped.
-A loop whose package is missing is left out.
+benchmarks/results/loops-cpu.jsonl, written when its last training has ended, so a run goes on where an earlier one
+stopped. A loop whose package is missing is left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """All loops, by their names."""
 
 from benchmarks.loops import frameworks, higher_order, pytorch_sequences, pytorch_vision
-from benchmarks.loops.loop import NEEDS, Train
 from benchmarks.loops.loop import LOOPS as REGISTERED
+from benchmarks.loops.loop import NEEDS, Train
 
 _ORDER = (pytorch_vision, pytorch_sequences, higher_order, frameworks)
 LOOPS: dict[str, Train] = {

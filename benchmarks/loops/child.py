@@ -28,7 +28,7 @@ def run(job: Job, answer: Connection) -> None:
     """Do a job, answer, and end the process: threads of others need not be waited for.
 
     Args:
-        job: "name" of the loop, "way" ("plain", "needs", "auto" or "exec"), and "budget_bytes", None for plain training.
+        job: "name" of the loop, "way" ("plain", "needs", "auto" or "exec"), and "budget_bytes", None without a budget.
         answer: Where the result goes.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,7 +13,16 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.loops.loop import Loop, loop
 from benchmarks.setups import with_lightning
 from benchmarks.setups.with_transformers import (
-    WORDS, Texts, arguments_for, made_texts, made_tokenizer, padded, recorded, tiny_bert, tiny_gpt2, watching,
+    WORDS,
+    Texts,
+    arguments_for,
+    made_texts,
+    made_tokenizer,
+    padded,
+    recorded,
+    tiny_bert,
+    tiny_gpt2,
+    watching,
 )  # fmt: skip
 
 TRANSFORMERS, TRL, LIGHTNING, PEFT, ACCELERATE = "transformers", "trl", "lightning", "peft", "accelerate"
@@ -157,7 +166,9 @@ def trl_sft(run: Loop) -> None:
     disable_progress_bars()
     texts = made_texts(80)
     data = Dataset.from_dict({"text": texts})
-    _by_trl(run, SFTTrainer, SFTConfig, data, tiny_gpt2(), processing_class=made_tokenizer(texts), args={"max_length": 96})
+    _by_trl(
+        run, SFTTrainer, SFTConfig, data, tiny_gpt2(), processing_class=made_tokenizer(texts), args={"max_length": 96}
+    )
 
 
 def _preferences(count: int) -> tuple[Any, Any]:
@@ -293,8 +304,8 @@ def lightning_gan(run: Loop) -> None:
                 nn.Linear(32, 128), nn.BatchNorm1d(128), nn.LeakyReLU(0.2, inplace=True), nn.Linear(128, 784), nn.Tanh()
             )
             self.discriminator = nn.Sequential(
-                nn.Linear(784, 128), nn.LeakyReLU(0.2, inplace=True), nn.Linear(128, 64), nn.LeakyReLU(0.2, inplace=True),
-                nn.Linear(64, 1), nn.Sigmoid(),
+                nn.Linear(784, 128), nn.LeakyReLU(0.2, inplace=True), nn.Linear(128, 64),
+                nn.LeakyReLU(0.2, inplace=True), nn.Linear(64, 1), nn.Sigmoid(),
             )  # fmt: skip
 
         def training_step(self, batch: list[Tensor], _: int) -> None:

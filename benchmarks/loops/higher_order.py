@@ -1,6 +1,8 @@
-"""Gradients of gradients: meta-learning, penalties, second-order optimizers, `torch.func`, written from PyTorch's tutorials."""
+"""Gradients of gradients: meta-learning, penalties, second order, `torch.func`, written from PyTorch's tutorials."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn, optim
@@ -101,7 +103,7 @@ def reptile(run: Loop) -> None:
 
 
 def _mlp(*widths: int) -> nn.Sequential:
-    pairs = zip(widths, widths[1:], strict=False)
+    pairs = pairwise(widths)
     return nn.Sequential(*[part for sizes in pairs for part in (nn.Linear(*sizes), nn.Tanh())][:-1])
 
 

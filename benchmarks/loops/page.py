@@ -14,16 +14,17 @@ Line = Mapping[str, Any]
 WIDTH = 160
 HEAD = """# Loops of others
 
-Made by `python -m benchmarks.loops` from `benchmarks/results/loops-cpu.jsonl`. Each line is a training loop as the examples and
-tutorials of PyTorch, Hugging Face, TRL, PEFT, Accelerate and Lightning have it, written from their documentation
-(`benchmarks/loops/`), with random weights and data and small sizes. Those of the [training scripts](setups.md) are others.
+Made by `python -m benchmarks.loops` from `benchmarks/results/loops-cpu.jsonl`. Each line is a training loop as the
+examples and tutorials of PyTorch, Hugging Face, TRL, PEFT, Accelerate and Lightning have it, written from their
+documentation (`benchmarks/loops/`), with random weights and data and small sizes. Those of the
+[training scripts](setups.md) are others.
 
 - **Each training is a process of its own**: plain training first, then under 75% and 50% of its peak, with one line
   (`pooch.auto`, or the callback of the framework) and without any, as `pooch exec` finds the models.
 - **same bits**: losses, evaluations, what is saved in the end and the random state, compared with plain training, with
   deterministic algorithms and one thread. Plain training in the process that had Pooch has to have them as well.
-- **peak**: of the whole training, evaluation and optimizer steps included, counted below PyTorch, in the C library, without
-  Pooch (`benchmarks/setups/counting.cpp`). **held**: it is within the budget. **told**: it is not, by the factor that
+- **peak**: of the whole training, evaluation and optimizer steps included, counted below PyTorch, in the C library,
+  without Pooch (`benchmarks/setups/counting.cpp`). **held**: it is within the budget. **told**: it is not, by the factor that
   follows, and Pooch has said so.
 - **largest need**: what the script holds (its data above all), and what the operator needs that needs most: what it
   reads, and what it adds while it runs. About the smallest budget that can be held, whatever leaves. An evaluation
@@ -47,7 +48,11 @@ def page(lines: Mapping[str, Line], found: str) -> str:
     if reasons:
         parts += ["", "## What falls short, and why\n", *reasons]
     if failed:
-        parts += ["", "## Not trained plainly\n", *(f"- {line['name']}: {line['plain']['failure'][:WIDTH]}" for line in failed)]
+        parts += [
+            "",
+            "## Not trained plainly\n",
+            *(f"- {line['name']}: {line['plain']['failure'][:WIDTH]}" for line in failed),
+        ]
     return "\n".join([*parts, "", found])
 
 
@@ -56,13 +61,13 @@ def in_words(trained: list[Line]) -> str:
     cells = [cell for line in trained for cell in line["governed"]]
     done = [cell for cell in cells if not cell["failure"]]
     over = [cell for cell in done if not outcome.is_within(cell)]
+    told = sum(map(outcome.is_told, over))
     below = sum(cell["budget_bytes"] < line["plain"]["need_bytes"] for line in trained for cell in line["governed"])
     times = [outcome.slowdown(cell) for cell in done] or [0.0]
     return (
         f"{len(trained)} loops in {len(cells)} trainings under a budget: {len(done)} ended, "
-        f"{sum(_is_same(cell) for cell in done)} of them with the same bits, {len(done) - len(over)} within the budget; "
-        f"{sum(map(outcome.is_told, over))} passed it and said so, {sum(not outcome.is_told(cell) for cell in over)} without "
-        f"saying so; {below} of these budgets are below the largest need. Median time {statistics.median(times):.2f}."
+        f"{sum(map(_is_same, done))} of them with the same bits, {len(done) - len(over)} within the budget; "
+        f"{told} passed it and said so, {len(over) - told} without saying so; {below} of these budgets are below the largest need. Median time {statistics.median(times):.2f}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Sequences, graphs, games and plain functions, as in the repository of PyTorch's examples, written from what it documents."""
+"""Sequences, graphs, games and plain functions, as in PyTorch's examples, written from what they document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures, as in the repository of PyTorch's examples: written from what it documents, with random data and small sizes."""
+"""Pictures, as in PyTorch's examples, written from what they document, with random data and small sizes."""
 
 from __future__ import annotations
 
@@ -135,47 +135,47 @@ def _dcgan_weights(module: nn.Module) -> None:
 
 @loop()
 def dcgan(run: Loop) -> None:
-    netG = nn.Sequential(
+    generator = nn.Sequential(
         nn.ConvTranspose2d(32, 64, 4, 1, 0, bias=False), nn.BatchNorm2d(64), nn.ReLU(True),
         nn.ConvTranspose2d(64, 32, 4, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU(True),
         nn.ConvTranspose2d(32, 16, 4, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(True),
         nn.ConvTranspose2d(16, 3, 4, 2, 1, bias=False), nn.Tanh(),
     )  # fmt: skip
-    netD = nn.Sequential(
+    discriminator = nn.Sequential(
         nn.Conv2d(3, 16, 4, 2, 1, bias=False), nn.LeakyReLU(0.2, inplace=True),
         nn.Conv2d(16, 32, 4, 2, 1, bias=False), nn.BatchNorm2d(32), nn.LeakyReLU(0.2, inplace=True),
         nn.Conv2d(32, 64, 4, 2, 1, bias=False), nn.BatchNorm2d(64), nn.LeakyReLU(0.2, inplace=True),
         nn.Conv2d(64, 1, 4, 1, 0, bias=False), nn.Sigmoid(), nn.Flatten(0),
     )  # fmt: skip
-    netG.apply(_dcgan_weights)
-    netD.apply(_dcgan_weights)
+    generator.apply(_dcgan_weights)
+    discriminator.apply(_dcgan_weights)
     criterion, fixed = nn.BCELoss(), torch.randn(16, 32, 1, 1)
-    optimizerD = optim.Adam(netD.parameters(), lr=2e-4, betas=(0.5, 0.999))
-    optimizerG = optim.Adam(netG.parameters(), lr=2e-4, betas=(0.5, 0.999))
+    of_discriminator = optim.Adam(discriminator.parameters(), lr=2e-4, betas=(0.5, 0.999))
+    of_generator = optim.Adam(generator.parameters(), lr=2e-4, betas=(0.5, 0.999))
     data = torch.rand(160, 3, 32, 32)
-    run.governs([netG, netD])
+    run.governs([generator, discriminator])
     for (real,) in DataLoader(TensorDataset(data), 16, shuffle=True):
-        netD.zero_grad()
+        discriminator.zero_grad()
         label = torch.full((16,), 1.0)
-        errD_real = criterion(netD(real), label)
-        errD_real.backward()
-        fake = netG(torch.randn(16, 32, 1, 1))
+        loss_of_real = criterion(discriminator(real), label)
+        loss_of_real.backward()
+        fake = generator(torch.randn(16, 32, 1, 1))
         label.fill_(0.0)
-        errD_fake = criterion(netD(fake.detach()), label)
-        errD_fake.backward()
-        optimizerD.step()
-        netG.zero_grad()
+        loss_of_fake = criterion(discriminator(fake.detach()), label)
+        loss_of_fake.backward()
+        of_discriminator.step()
+        generator.zero_grad()
         label.fill_(1.0)
-        output = netD(fake)
-        errG = criterion(output, label)
-        errG.backward()
-        optimizerG.step()
+        output = discriminator(fake)
+        loss_of_generator = criterion(output, label)
+        loss_of_generator.backward()
+        of_generator.step()
         run.value("D(G(z))", output.mean())
-        run.step(errD_real + errD_fake, errG)
+        run.step(loss_of_real + loss_of_fake, loss_of_generator)
     with torch.no_grad():
-        run.value("samples", netG(fixed).sum())
-    run.state("netG", netG)
-    run.state("netD", netD)
+        run.value("samples", generator(fixed).sum())
+    run.state("netG", generator)
+    run.state("netD", discriminator)
 
 
 @loop()
@@ -266,7 +266,9 @@ def super_resolution(run: Loop) -> None:
             optimizer.step()
             run.step(loss)
         with torch.no_grad():
-            run.value("psnr", 10 * torch.log10(1 / criterion(model(torch.rand(4, 1, 32, 32)), torch.rand(4, 1, 96, 96))))
+            run.value(
+                "psnr", 10 * torch.log10(1 / criterion(model(torch.rand(4, 1, 32, 32)), torch.rand(4, 1, 96, 96)))
+            )
         run.state(f"model_epoch_{epoch}", model)
 
 
@@ -294,7 +296,9 @@ def vision_transformer(run: Loop) -> None:
             super().__init__()
             self.norm1, self.norm2 = nn.LayerNorm(64), nn.LayerNorm(64)
             self.attention = nn.MultiheadAttention(64, 4, dropout=0.1, batch_first=True)
-            self.mlp = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Dropout(0.1), nn.Linear(128, 64), nn.Dropout(0.1))
+            self.mlp = nn.Sequential(
+                nn.Linear(64, 128), nn.GELU(), nn.Dropout(0.1), nn.Linear(128, 64), nn.Dropout(0.1)
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             normed = self.norm1(x)

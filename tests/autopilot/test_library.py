@@ -426,7 +426,7 @@ def test_the_process_that_plans_starts_with_the_first_step_which_is_not_recorded
 
 
 def test_an_error_of_any_kind_is_an_answer_and_ends_no_planning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`tuple()` of a generator raises a SystemError, for one, where another thread calls `gc.get_objects()` just then."""
+    """`tuple()` of a generator raises a SystemError where another thread calls `gc.get_objects()` just then."""
 
     def fails(requests: PlanRequests, job: Job) -> Job:
         raise SystemError("bad argument to internal function")

@@ -1,7 +1,7 @@
 """What PyTorch's own tests of `torch.utils.checkpoint` show, within a budget.
 
-Each program does what one or several of them do (`TestCheckpoint`, `TestAutograd`), on tensors that are large enough to leave, inside
-of a model that `pooch.auto` or a plan governs.
+Each program does what one or several of them do (`TestCheckpoint`, `TestAutograd`), on tensors that are large enough to
+leave, inside of a model that `pooch.auto` or a plan governs.
 """
 
 from __future__ import annotations
@@ -241,7 +241,10 @@ def test_a_function_that_saves_other_tensors_the_second_time_is_refused() -> Non
             return checkpoint(function, net.inputs, use_reentrant=False).square().mean()
 
     net = Net(program)
-    with held(net), pytest.raises(RuntimeError, match="tensors during recomputation|different number of tensors was saved"):
+    with (
+        held(net),
+        pytest.raises(RuntimeError, match="more tensors during recomputation"),
+    ):
         net().backward()
 
 

@@ -1,7 +1,7 @@
 """What PyTorch's own tests of `torch.autograd.graph` show, within a budget.
 
-Each program does what one or several of them do (`TestAutograd`, `TestAllowMutationOnSaved`), on tensors that are large enough to
-leave, inside of a model that `pooch.auto` or a plan governs.
+Each program does what one or several of them do (`TestAutograd`, `TestAllowMutationOnSaved`), on tensors that are large
+enough to leave, inside of a model that `pooch.auto` or a plan governs.
 """
 
 from __future__ import annotations
