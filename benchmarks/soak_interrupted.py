@@ -6,8 +6,8 @@ Every twentieth step is followed by an evaluation, every fiftieth by a checkpoin
 of their own, in the forward or in the backward pass, and are left out. Ctrl-C comes at random times, wherever the
 program or Pooch is, and training goes on from the last checkpoint. The same steps run without Pooch and without
 interrupts, in a process of its own: losses, evaluations, parameters, optimizer state and random state of both have to
-be the same. Live bytes are counted below PyTorch. Exit code 1 if a bit differs, if the budget is passed and nothing says so, or if something grows
-over the last half of the steps.
+be the same. Live bytes are counted below PyTorch. Exit code 1 if a bit differs, if the budget is passed and nothing
+says so, or if something grows over the last half of the steps.
 """
 
 from __future__ import annotations

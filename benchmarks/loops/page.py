@@ -24,8 +24,8 @@ documentation (`benchmarks/loops/`), with random weights and data and small size
 - **same bits**: losses, evaluations, what is saved in the end and the random state, compared with plain training, with
   deterministic algorithms and one thread. Plain training in the process that had Pooch has to have them as well.
 - **peak**: of the whole training, evaluation and optimizer steps included, counted below PyTorch, in the C library,
-  without Pooch (`benchmarks/setups/counting.cpp`). **held**: it is within the budget. **told**: it is not, by the factor that
-  follows, and Pooch has said so.
+  without Pooch (`benchmarks/setups/counting.cpp`). **held**: it is within the budget. **told**: it is not, by the
+  factor that follows, and Pooch has said so.
 - **largest need**: what the script holds (its data above all), and what the operator needs that needs most: what it
   reads, and what it adds while it runs. About the smallest budget that can be held, whatever leaves. An evaluation
   without gradients saves nothing, so that nothing of it can leave.
@@ -67,7 +67,8 @@ def in_words(trained: list[Line]) -> str:
     return (
         f"{len(trained)} loops in {len(cells)} trainings under a budget: {len(done)} ended, "
         f"{sum(map(_is_same, done))} of them with the same bits, {len(done) - len(over)} within the budget; "
-        f"{told} passed it and said so, {len(over) - told} without saying so; {below} of these budgets are below the largest need. Median time {statistics.median(times):.2f}."
+        f"{told} passed it and said so, {len(over) - told} without saying so; {below} of these budgets are below the "
+        f"largest need. Median time {statistics.median(times):.2f}."
     )
 
 

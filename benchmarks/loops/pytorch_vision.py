@@ -197,9 +197,10 @@ def vae(run: Loop) -> None:
 
     model = VAE()
     optimizer = optim.Adam(model.parameters(), lr=1e-3)
+    digits = _digits(2000)
     run.governs(model, optimizer)
     for _ in range(3):
-        for data, _ in DataLoader(_digits(2000), 512, shuffle=True):
+        for data, _ in DataLoader(digits, 512, shuffle=True):
             optimizer.zero_grad()
             recon, mu, logvar = model(data)
             bce = functional.binary_cross_entropy(recon, data.view(-1, 784), reduction="sum")
