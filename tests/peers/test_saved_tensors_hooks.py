@@ -161,7 +161,7 @@ PROGRAMS: dict[str, Program] = {
 }  # fmt: skip
 
 
-BY_PLAN = ("hooks that scale", "nested hooks", "tensor hooks", "mutation", "in place")
+BY_PLAN = ("hooks that scale", "mutation")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
