@@ -80,7 +80,7 @@ def row_of(line: Line) -> Row:
         "loop": line["name"],
         "steps": plain["steps"],
         "plain peak": format_bytes(plain["peak_bytes"]),
-        "largest need": f"{plain['need_bytes'] / plain['peak_bytes']:.0%}",
+        "largest need": f"{plain['need_bytes'] / plain['peak_bytes']:.0%}" if plain["need_bytes"] else "unknown",
         **cells,
     }
 
@@ -114,4 +114,5 @@ def _reason(line: Line, cell: Mapping[str, Any]) -> str:
             f"{start}: the budget of {format_bytes(cell['budget_bytes'])} is below the largest need of "
             f"{format_bytes(plain['need_bytes'])} ({plain['need_operator']})"
         )
-    return f"{start}: {cell['pooch']['verdict'].removeprefix('pooch: ')}"
+    ungoverned = [line for line in cell["told"] if "no call of" in line]
+    return f"{start}: {'; '.join([cell['pooch']['verdict'].removeprefix('pooch: '), *ungoverned])}"
