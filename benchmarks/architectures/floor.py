@@ -28,6 +28,10 @@ class Needs(TorchDispatchMode):
         self._counter, self._staying, self._ignored = counter, staying, ignored
         self.most_bytes, self.operator = 0, ""
 
+    def begin(self) -> None:
+        """Forget what came before: data that were made, for one."""
+        self.most_bytes, self.operator = 0, ""
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         there = self._staying | dict(_storages(tree_leaves((args, kwargs))))
         self._counter.begin_peak()

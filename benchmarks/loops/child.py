@@ -9,6 +9,7 @@ import random
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -47,8 +48,8 @@ def run(job: Job, answer: Connection) -> None:
     os._exit(0)
 
 
-def trained(job: Job, counter: LiveBytes) -> Job:
-    """Train once from the same seed as ever, and tell what came of it."""
+def trained(job: Job, counter: LiveBytes, begins: Callable[[], None] | None = None) -> Job:
+    """Train once from the same seed as ever, and tell what came of it; `begins` is called when training begins."""
     gc.collect()
     random.seed(0)
     numpy.random.seed(0)  # noqa: NPY002 - frameworks seed and read the global state
@@ -60,6 +61,7 @@ def trained(job: Job, counter: LiveBytes) -> Job:
         finder = ModelFinder(str(job["budget_bytes"]), tell=told.append)
         finder.start()
     run_of = Loop(record, job["budget_bytes"], finder, told)
+    run_of.begins = begins or run_of.begins
     LOOPS[job["name"]](run_of)
     held_bytes = run_of.held_bytes
     figures = run_of.finish()
@@ -67,13 +69,13 @@ def trained(job: Job, counter: LiveBytes) -> Job:
 
 
 def needs(job: Job, counter: LiveBytes) -> Job:
-    """What no budget can be below, about: what the script holds, and what the operator needs that needs most.
+    """What the script holds, and what the operator needs beside it that needs most.
 
     Operators over all parameters at once are left out, as the optimizer's: Pooch runs them in slices.
     """
     operators = Needs(counter, {}, ignored="_foreach")
     with operators:
-        found = trained({**job, "way": "plain"}, counter)
+        found = trained({**job, "way": "plain"}, counter, operators.begin)
     need_bytes = operators.most_bytes + found["held_bytes"]
     return {"need_bytes": need_bytes, "need_operator": operators.operator, "held_bytes": found["held_bytes"]}
 

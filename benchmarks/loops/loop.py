@@ -46,6 +46,7 @@ class Loop:
         finder: What holds the budget under `pooch exec`; None elsewhere.
 
     Attributes:
+        begins: Called when training begins, where a loop says so itself.
         told: What Pooch said.
         thread_ms: Processor time of this thread, by step.
         held_bytes: What the script holds when training begins, apart from the models: data above all.
@@ -57,6 +58,7 @@ class Loop:
         self._governing: list[Any] = []
         self._open = ExitStack()
         self.thread_ms, self.held_bytes = list[float](), 0
+        self.begins: Callable[[], None] = lambda: None
         self._since_s = time.thread_time()
         record.pause = self._ended
 
@@ -71,6 +73,7 @@ class Loop:
         each_model = [models] if isinstance(models, nn.Module) else models
         own = {each for model in each_model for each in (*model.parameters(), *model.buffers())}
         self.held_bytes = self.record.counter.live_bytes - sum(each.nbytes for each in own)
+        self.begins()
         self.record.begin()
         self._since_s = time.thread_time()
 

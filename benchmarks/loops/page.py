@@ -26,8 +26,8 @@ documentation (`benchmarks/loops/`), with random weights and data and small size
 - **peak**: of the whole training, evaluation and optimizer steps included, counted below PyTorch, in the C library,
   without Pooch (`benchmarks/setups/counting.cpp`). **held**: it is within the budget. **told**: it is not, by the
   factor that follows, and Pooch has said so.
-- **largest need**: what the script holds (its data above all), and what the operator needs that needs most: what it
-  reads, and what it adds while it runs. About the smallest budget that can be held, whatever leaves. An evaluation
+- **largest need**: the larger of what the script holds (its data above all) and of what the operator needs that needs
+  most: what it reads, and what it adds while it runs. No budget below it can be held, whatever leaves. An evaluation
   without gradients saves nothing, so that nothing of it can leave.
 - **x**: processor time of the training thread, the median step under the budget over the median plain step of the same
   process. These steps are small: a few milliseconds, of which hooks take their share.
@@ -62,7 +62,7 @@ def in_words(trained: list[Line]) -> str:
     done = [cell for cell in cells if not cell["failure"]]
     over = [cell for cell in done if not outcome.is_within(cell)]
     told = sum(map(outcome.is_told, over))
-    below = sum(cell["budget_bytes"] < line["plain"]["need_bytes"] for line in trained for cell in line["governed"])
+    below = sum(cell["budget_bytes"] < need_bytes(line["plain"]) for line in trained for cell in line["governed"])
     times = [outcome.slowdown(cell) for cell in done] or [0.0]
     return (
         f"{len(trained)} loops in {len(cells)} trainings under a budget: {len(done)} ended, "
@@ -70,6 +70,11 @@ def in_words(trained: list[Line]) -> str:
         f"{told} passed it and said so, {len(over) - told} without saying so; {below} of these budgets are below the "
         f"largest need. Median time {statistics.median(times):.2f}."
     )
+
+
+def need_bytes(plain: Mapping[str, Any]) -> int:
+    """The larger of what the script holds and of what one operator needs."""
+    return int(max(plain["need_bytes"] - plain["held_bytes"], plain["held_bytes"]))
 
 
 def row_of(line: Line) -> Row:
@@ -80,7 +85,7 @@ def row_of(line: Line) -> Row:
         "loop": line["name"],
         "steps": plain["steps"],
         "plain peak": format_bytes(plain["peak_bytes"]),
-        "largest need": f"{plain['need_bytes'] / plain['peak_bytes']:.0%}" if plain["need_bytes"] else "unknown",
+        "largest need": f"{need_bytes(plain) / plain['peak_bytes']:.0%}" if plain["need_bytes"] else "unknown",
         **cells,
     }
 
@@ -109,10 +114,10 @@ def _reason(line: Line, cell: Mapping[str, Any]) -> str:
         return f"{start}: {cell['failure'][:WIDTH]}"
     if not _is_same(cell):
         return f"{start}: {', '.join([*cell['differences'], *cell['differences_afterwards']])} differ"
-    if cell["budget_bytes"] < plain["need_bytes"]:
+    if cell["budget_bytes"] < need_bytes(plain):
         return (
             f"{start}: the budget of {format_bytes(cell['budget_bytes'])} is below the largest need of "
-            f"{format_bytes(plain['need_bytes'])} ({plain['need_operator']})"
+            f"{format_bytes(need_bytes(plain))} ({plain['need_operator']})"
         )
     ungoverned = [line for line in cell["told"] if "no call of" in line]
     return f"{start}: {'; '.join([cell['pooch']['verdict'].removeprefix('pooch: '), *ungoverned])}"
