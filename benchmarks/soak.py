@@ -2,10 +2,12 @@
 
     python -m benchmarks.soak [--steps 1000] [--output benchmarks/results]
     python -m benchmarks.soak --ragged [--steps 10000] [--picture docs/soak.png]
+    python -m benchmarks.soak --interrupted [--steps 5000] [--picture docs/soak_interrupted.png]
 
 Every tenth forward has no backward pass and every twentieth raises, as in users' loops. Writes ten rows as a table and
 fifty samples as a picture; exit code 1 if something grows once the first tenth of the steps is over. `--ragged` does so
-under `pooch.auto`, with lengths that hardly repeat: see `soak_ragged.py`.
+under `pooch.auto`, with lengths that hardly repeat: see `soak_ragged.py`. `--interrupted` adds evaluations,
+checkpoints, failures and Ctrl-C: see `soak_interrupted.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from benchmarks import soak_ragged
+from benchmarks import soak_interrupted, soak_ragged
 from benchmarks.handmade import tight_plan, tiny_profile
 from benchmarks.tables import Row, markdown_table, write_results
 from pooch.analysis.dataflow import Dataflow
@@ -178,10 +180,13 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--ragged", action="store_true")
+    parser.add_argument("--interrupted", action="store_true")
     parser.add_argument("--picture", type=Path, default=None)
     arguments = parser.parse_args()
     if arguments.ragged:
         return soak_ragged.run(arguments.steps or 10_000, arguments.output, arguments.picture)
+    if arguments.interrupted:
+        return soak_interrupted.run(arguments.steps or 5000, arguments.output, arguments.picture)
     steps = arguments.steps or 1000
     torch.set_num_threads(1)
     samples = soak(steps, max(1, steps // 50))

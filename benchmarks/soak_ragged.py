@@ -43,7 +43,7 @@ _WIDTH, _LAYERS = 32, 4
 _LONGEST, _OFTEN = 4000, 40
 _BUDGET_BYTES = 5 * 2**20  # above what is live before: about 70% of what the longest step needs
 _LARGEST_GROWTH_BYTES = 4 * 2**20  # what the C library's allocator may keep for itself
-_SETTINGS = {
+SETTINGS = {
     "MALLOC_MMAP_THRESHOLD_": "65536",
     "MALLOC_TRIM_THRESHOLD_": "65536",
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16",
@@ -87,7 +87,7 @@ class Trend:
     spread: float
 
 
-def trend(samples: Sequence[RaggedSample], name: str) -> Trend:
+def trend(samples: Sequence[Any], name: str) -> Trend:
     """Return how a figure of the samples went over the last half of the steps."""
     half = samples[len(samples) // 2 :]
     steps, values = [float(each.steps) for each in half], [float(getattr(each, name)) for each in half]
@@ -204,7 +204,7 @@ def run(steps: int, output: Path, picture: Path | None) -> int:
         picture: Where the stored samples are drawn, or None.
     """
     begin_s, every = time.monotonic(), max(1, steps // SAMPLES)
-    os.environ.update(_SETTINGS)  # of the processes that are started from here on
+    os.environ.update(SETTINGS)  # of the processes that are started from here on
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         samples, summary = pool.submit(soak, steps, every).result()
         plain, _ = pool.submit(soak, steps, every, True).result()

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from ..api.budgets import parse_budget
 from ..executor.live_bytes import live_bytes_of
@@ -39,7 +40,8 @@ _MOST_REFUSALS = 1000  # lines: a program may make models for as long as it runs
 class ModelFinder:
     """Puts every model that is trained under one budget, when it is called for the first time.
 
-    The outermost module that is called with gradients enabled and has trainable parameters is such a model. It is found
+    The outermost module that is called with gradients enabled and has trainable parameters is such a model, as is one
+    with frozen parameters that is given something that requires gradients. It is found
     where `torch.nn.Module` looks for a compiled call, before the call begins, so the first step is governed as well.
 
     Args:
@@ -139,7 +141,17 @@ class ModelFinder:
         parameters = list(module.parameters())
         if any(is_lazy(parameter) for parameter in parameters):  # it finds out its shapes
             return partial(_ungoverned_call, module)
-        return self._governed_call(module) if any(each.requires_grad for each in parameters) else None
+        if any(each.requires_grad for each in parameters):
+            return self._governed_call(module)
+        return partial(self._frozen_call, module) if parameters else None
+
+    def _frozen_call(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Call a model that is not trained. It is put under the budget once gradients pass through it."""
+        given = tree_leaves((args, kwargs))
+        found = None
+        if any(isinstance(each, torch.Tensor) and each.requires_grad for each in given):
+            found = self._governed_call(module)
+        return (own_call(module) if found is None else found)(*args, **kwargs)
 
     def compiled_in_place(self, module: torch.nn.Module) -> None:
         """Note that a module was compiled in place, where it would not be looked for any more."""
@@ -270,12 +282,17 @@ _ungoverned = threading.local()
 def _ungoverned_call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module that is left alone, and so are its parts."""
     _ungoverned.depth = getattr(_ungoverned, "depth", 0) + 1
-    place = vars(module).get(PLACE)
-    call = place.compiled if isinstance(place, _CompiledInPlace) else module._call_impl
     try:
-        return call(*args, **kwargs)
+        return own_call(module)(*args, **kwargs)
     finally:
         _ungoverned.depth -= 1
+
+
+def own_call(module: torch.nn.Module) -> Callable[..., Any]:
+    """Return what runs the call of a module that is not governed."""
+    place = vars(module).get(PLACE)
+    call: Callable[..., Any] = place.compiled if isinstance(place, _CompiledInPlace) else module._call_impl
+    return call
 
 
 def obstacle(module: torch.nn.Module) -> str | None:

@@ -162,6 +162,9 @@ class PlanRequests:
         except PoochError as error:
             self._child.let_go()
             answer = Answer(None, refusal=f"planning failed: {error}")
+        except Exception as error:  # noqa: BLE001 - without an answer, nothing would be planned any more, and no line say so
+            self._child.let_go()
+            answer = Answer(None, refusal=f"planning failed: {type(error).__name__}: {error}")
         self.planning_s += time.monotonic() - begin_s
         if request is not None and answer is not None and not self._waiting.is_stopped:
             self.arrived(request, answer, is_provisional=is_provisional)

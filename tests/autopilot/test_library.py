@@ -11,6 +11,7 @@ import pytest
 
 import pooch
 from pooch.analysis.interpolation import KnownStep
+from pooch.api.children import Child
 from pooch.api.options import PlanOptions
 from pooch.api.wire import WIRE
 from pooch.autopilot import library as library_module
@@ -422,6 +423,21 @@ def test_the_process_that_plans_starts_with_the_first_step_which_is_not_recorded
     library = Library(PlanOptions(), lambda _: None, HostCosts(CopySpeed("not measured")))
     assert library.choose(KEY, 0, 1000)[0] == "online"
     assert starts == [1]
+
+
+def test_an_error_of_any_kind_is_an_answer_and_ends_no_planning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tuple()` of a generator raises a SystemError where another thread calls `gc.get_objects()` just then."""
+
+    def fails(requests: PlanRequests, job: Job) -> Job:
+        raise SystemError("bad argument to internal function")
+
+    monkeypatch.setattr(PlanRequests, "_with_costs", fails)
+    monkeypatch.setattr(Child, "start", lambda _: None)
+    requests = PlanRequests(PlanOptions(), HostCosts(CopySpeed("not measured")), None)
+    job = Job(KEY.sizes, (KnownStep(KEY.sizes, blocks(4)),), 0, 1, PlanOptions())
+    requests.serve(Request(KEY, Known(), job))
+    (arrival,) = requests.arrivals()
+    assert arrival.answer.refusal == "planning failed: SystemError: bad argument to internal function"
 
 
 @pytest.mark.parametrize(("quicker", "arrives"), [(False, False), (True, True)])

@@ -13,6 +13,7 @@ from benchmarks import (
     oracle_sweep,
     planner_growth,
     soak,
+    soak_interrupted,
     soak_ragged,
     time_limits,
     workloads,
@@ -30,6 +31,7 @@ def stored(name: str) -> dict[str, Any]:
 def test_stored_tables_of_bytes_and_decisions_are_what_their_samples_say() -> None:
     assert soak.rows_of(stored("soak-cpu")["results"]) == stored("soak-cpu")["rows"]
     assert soak_ragged.rows_of(stored("soak-ragged-cpu")["results"]) == stored("soak-ragged-cpu")["rows"]
+    assert soak_interrupted.rows_of(stored("soak-interrupted-cpu")["results"]) == stored("soak-interrupted-cpu")["rows"]
     assert workloads.workload_rows(stored("workloads")["results"]) == stored("workloads")["rows"]
     assert workloads.attention_rows(stored("attention")["results"]) == stored("attention")["rows"]
     assert (RESULTS / "long-skips.md").read_text() == long_skips.table(stored("long-skips")["curves"])

@@ -303,6 +303,30 @@ def test_a_script_that_compiles_its_model_or_parts_of_it_is_governed(folder: Fol
     assert "pooch: 6 steps" in budgeted.stderr
 
 
+FROZEN = """
+net = torch.nn.Sequential(*[block() for _ in range(4)]).requires_grad_(False)
+picture = torch.randn(512, 64, requires_grad=True)
+optimizer = torch.optim.SGD([picture], lr=1e5)
+target = net(torch.randn(512, 64))  # nothing is trained by it
+for _ in range(6):
+    loss = (net(picture) - target).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item().hex(), picture.detach().sum().item().hex())
+"""
+
+
+def test_a_frozen_model_whose_input_is_trained_is_governed(folder: Folder) -> None:
+    """As in neural style, or for adversarial examples."""
+    script = folder.write("style.py", SMALL + FROZEN)
+    plain, budgeted = folder.python(script), folder.budgeted(script, budget="75%")
+    assert budgeted.returncode == 0, budgeted.stderr
+    assert budgeted.stdout == plain.stdout
+    assert "pooch: 6 steps" in budgeted.stderr
+    assert "Budget held: " in budgeted.stderr
+
+
 def test_lazy_modules_find_their_shapes_first(folder: Folder) -> None:
     text = (
         SMALL
