@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .graph_gaps.operators import OPERATORS
+from .graph_gaps.operators import LISTENERS, OPERATORS
 from .graph_gaps.partition import GAPS
 from .mode_stacks import take_hooks_away, take_mode_away
 
@@ -53,6 +53,9 @@ class CompiledCalls(Protocol):
         Args:
             runs_graph: Whether a graph is about to run, until `stand_aside`. Otherwise the call is over.
         """
+
+    def saved_within(self) -> None:
+        """Note that the graph which is running has saved something in its midst."""
 
 
 class StepHooks:
@@ -401,6 +404,15 @@ def _put_back(*, runs_graph: bool) -> None:
     for hooks in _HERE.hooks:
         if hooks.calls is not None:
             hooks.calls.come_back(runs_graph=runs_graph)
+
+
+def _saved_within() -> None:
+    for hooks in _HERE.hooks:
+        if hooks.calls is not None:
+            hooks.calls.saved_within()
+
+
+LISTENERS.append(_saved_within)
 
 
 def backward_is_compiled() -> bool:

@@ -37,6 +37,7 @@ class _Left:
         self.held, self.unpack = held, unpack
 
 
+LISTENERS: list[Callable[[], None]] = []  # are called after each tensor that the hooks in place were given
 _LEFT: dict[int, _Left] = {}  # by the storage of what stands in its place
 
 
@@ -44,7 +45,14 @@ def _leave(tensor: torch.Tensor) -> torch.Tensor:
     hooks = _autograd._top_saved_tensors_default_hooks(False)
     place = _place_of(tensor)
     storage = storage_of(place)
-    _LEFT[storage._cdata] = _Left(tensor, None) if hooks is None else _Left(hooks[0](tensor), hooks[1])
+    if hooks is None:
+        left = _Left(tensor, None)
+    else:
+        with torch._C._DisableTorchDispatch():  # no ops of the program
+            left = _Left(hooks[0](tensor), hooks[1])
+            for tell in LISTENERS:
+                tell()
+    _LEFT[storage._cdata] = left
     end_with(storage, _LEFT.pop, storage._cdata, None)
     return place
 

@@ -7,7 +7,8 @@ cache. Other backends have no such place: for them the function of AOTAutograd t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,15 @@ class Gaps:
                 for undo in self._undo:
                     undo()
                 self._undo = []
+
+    @contextmanager
+    def wanted(self) -> Iterator[None]:
+        """Have what is compiled inside of this context get gaps."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
 
 
 GAPS = Gaps()
