@@ -19,8 +19,8 @@ from ..ir import Link, Profile
 from ..torchtools import accelerators
 from ..torchtools.accelerators import granule_bytes
 from ..torchtools.calls import compiled_part
-from ..torchtools.graph_gaps.partition import GAPS
 from ..torchtools.device_memory import give_memory_back, room_bytes
+from ..torchtools.graph_gaps.partition import GAPS
 from ..torchtools.malloc import return_large_blocks
 from ..torchtools.memory_trace import earlier_objects_exempt, live_bytes
 from ..torchtools.out_of_memory import forgotten, is_out_of_memory

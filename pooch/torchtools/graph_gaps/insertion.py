@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,42 +15,80 @@ from .operators import COME_BACK, LEAVE
 LEAST_BYTES = 16 * 1024  # of a tensor that leaves: below that the call takes longer than the memory is worth
 
 
-def insert_gaps(forward: GraphModule, backward: GraphModule, outputs: int) -> int:
+@dataclass(frozen=True)
+class _Saved:
+    """A tensor that a forward graph saves, and that may leave.
+
+    Attributes:
+        position: Among the results of the forward graph.
+        node: That makes it.
+        read: The input of the backward graph.
+    """
+
+    position: int
+    node: Node
+    read: Node
+
+
+def insert_gaps(forward: GraphModule, backward: GraphModule, outputs: int) -> None:
     """Have what a forward graph saves leave after its last use, and come back before its first use in the backward
     graph.
-
-    Inputs and outputs of the forward graph are left alone, as the program holds them.
 
     Args:
         forward: The forward graph. What it saves for the backward graph comes last in what it returns.
         backward: The backward graph. Inputs have the names of what the forward graph saves.
         outputs: How many of the results of the forward graph are not saved.
-
-    Returns:
-        How many tensors leave.
     """
+    aliases = _Aliases(forward.graph)
     (result,) = forward.graph.find_nodes(op="output")
     results = list(result.args[0])
-    aliases = _Aliases(forward.graph)
+    for each in _all_saved(forward, backward, outputs, aliases):
+        results[each.position] = _insert_leave(forward.graph, each.node, aliases)
+        _insert_return(backward.graph, each.read, each.node.meta["val"].device)
+    result.update_arg(0, type(result.args[0])(results))
+    for graph in (forward, backward):
+        graph.graph.lint()
+        graph.recompile()
+
+
+def mark_gaps(forward: GraphModule, backward: GraphModule, outputs: int) -> None:
+    """Mark what a forward graph saves and what may leave, for whoever writes the code of the two graphs.
+
+    Nodes get other names, as these are a part of the keys under which code is cached. The arguments are those of
+    `insert_gaps`.
+    """
+    found = _all_saved(forward, backward, outputs, _Aliases(forward.graph))
+    forward.meta[LEAVING] = tuple(each.position for each in found)
+    backward.meta[RETURNING] = {}
+    for number, each in enumerate(found):
+        name = f"{MARK}{number}"
+        each.node._rename(name)
+        each.read._rename(name)
+        each.read.target = each.read.name
+        backward.meta[RETURNING][each.read.name] = str(each.node.meta["val"].device)
+    forward.recompile()
+    backward.recompile()
+
+
+MARK = "pooch_gap_"  # begins the names of nodes in gaps
+LEAVING = "pooch_leaving"  # in the forward graph's `meta`: positions of results
+RETURNING = "pooch_returning"  # in the backward graph's: devices by the names of inputs
+
+
+def _all_saved(forward: GraphModule, backward: GraphModule, outputs: int, aliases: _Aliases) -> list[_Saved]:
+    """Return what leaves. Inputs and outputs of the forward graph are left alone, as the program holds them."""
+    (result,) = forward.graph.find_nodes(op="output")
+    results = list(result.args[0])
     held = aliases.of([*forward.graph.find_nodes(op="placeholder"), *results[:outputs]])
     inputs = {node.target: node for node in backward.graph.find_nodes(op="placeholder")}
-    count = 0
-    for position in range(outputs, len(results)):
-        saved = results[position]
-        if not _may_leave(saved) or aliases.root(saved) in held or saved.name not in inputs:
+    found = []
+    for position, node in enumerate(results[outputs:], outputs):
+        if not _may_leave(node) or aliases.root(node) in held or results.count(node) > 1:
             continue
-        read = inputs[saved.name]
-        if not read.users or results.count(saved) > 1:
-            continue
-        results[position] = _insert_leave(forward.graph, saved, aliases)
-        _insert_return(backward.graph, read, saved.meta["val"].device)
-        count += 1
-    if count:
-        result.update_arg(0, type(result.args[0])(results))
-        for graph in (forward, backward):
-            graph.graph.lint()
-            graph.recompile()
-    return count
+        read = inputs.get(node.name)
+        if read is not None and read.users:
+            found.append(_Saved(position, node, read))
+    return found
 
 
 def _may_leave(node: Any) -> bool:

@@ -1,8 +1,8 @@
 """The two operators that stand in compiled graphs where a saved tensor may leave and where it is read again.
 
-`pooch_graph::leave` hands a tensor to the saved tensor hooks in place, as autograd does at the end of the graph, but in
-the midst of it. It returns a tensor of the same geometry on the meta device, which has no memory: the graph saves that
-in place of the tensor. `pooch_graph::come_back` is given it in the backward graph, and returns the tensor. Where no hooks
+`pooch_graph::leave` hands a tensor to the saved tensor hooks in place, as autograd does at the end of the graph, but
+in its midst. It returns a tensor of the same geometry on the meta device, which has no memory: the graph saves that in
+place of the tensor. `pooch_graph::come_back` is given it in the backward graph, and returns the tensor. Where no hooks
 are in place, the tensor just stays.
 """
 
@@ -58,7 +58,9 @@ def _leave(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _come_back(place: torch.Tensor, device: torch.device) -> torch.Tensor:
-    left = _LEFT[storage_of(place)._cdata]
+    left = _LEFT.get(storage_of(place)._cdata)
+    if left is None:
+        return place  # it never left
     return left.held if left.unpack is None else left.unpack(left.held)  # type: ignore[no-any-return]
 
 

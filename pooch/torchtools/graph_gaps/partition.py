@@ -6,19 +6,14 @@ cache. Other backends have no such place: for them the function of AOTAutograd t
 
 from __future__ import annotations
 
+import importlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
-import torch
-from torch.fx import GraphModule
-
 from .insertion import insert_gaps
-
-_HAS_GAPS = "pooch_has_gaps"
 
 
 class Gaps:
@@ -68,7 +63,7 @@ def _wrap_aot() -> Callable[[], None]:
     @wraps(partition)
     def with_gaps(*arguments: Any, **options: Any) -> Any:
         forward, backward, outputs = partition(*arguments, **options)
-        if not forward.meta.pop(_HAS_GAPS, False) and not _is_of_inductor(arguments, options):
+        if not _is_of_inductor(arguments, options):
             insert_gaps(forward, backward, outputs)
         return forward, backward, outputs
 
@@ -82,7 +77,7 @@ def _wrap_aot() -> Callable[[], None]:
 
 
 def _is_of_inductor(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    """Whether a graph is partitioned by Inductor, though not by our partitioner."""
+    """Whether Inductor partitions a graph, and so our partitioner."""
     function = options.get("partition_fn", arguments[-1] if arguments else None)
     while hasattr(function, "func"):
         function = function.func
@@ -93,8 +88,10 @@ def _set_partitioner() -> Callable[[], None]:
     config: Any = _loaded("torch._inductor.config")
     if not hasattr(config, "custom_partitioner_fn"):
         return _nothing
+    from .partitioner import PartitionerWithGaps
+
     theirs = config.custom_partitioner_fn
-    mine = config.custom_partitioner_fn = _partitioner(theirs)
+    mine = config.custom_partitioner_fn = PartitionerWithGaps(theirs)
 
     def undo() -> None:
         if config.custom_partitioner_fn is mine:
@@ -103,35 +100,8 @@ def _set_partitioner() -> Callable[[], None]:
     return undo
 
 
-def _partitioner(theirs: Any) -> Any:
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-    from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
-
-    class PartitionerWithGaps(CustomPartitionerFn):
-        def __call__(
-            self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any
-        ) -> tuple[GraphModule, GraphModule]:
-            partition = min_cut_rematerialization_partition if theirs is None else theirs
-            forward, backward = partition(gm, joint_inputs, **options)
-            if not torch._inductor.config.cpp_wrapper:
-                from . import lowering  # noqa: F401  (Inductor is loaded by now)
-
-                insert_gaps(forward, backward, options["num_fwd_outputs"])
-                forward.meta[_HAS_GAPS] = True
-            return forward, backward
-
-        def uuid(self) -> Any:
-            files = tuple(str(each) for each in sorted(Path(__file__).parent.glob("*.py")))
-            own = get_hash_for_files(files, "pooch")
-            return own if theirs is None else (own, theirs.uuid())
-
-    return PartitionerWithGaps()
-
-
 def _loaded(name: str) -> Any:
     """Import a module of PyTorch's, unless this version has none such."""
-    import importlib
-
     try:
         return importlib.import_module(name)
     except ImportError:
