@@ -216,6 +216,6 @@ def _is_fresh(function: ast.expr) -> bool:
 
 def _edited(lines: list[str], edits: list[tuple[int, int, list[str]]]) -> str:
     """Return code with lines added, each at the place behind so many lines, and indented by so much."""
-    for place, indentation, added in sorted(edits, key=lambda edit: edit[0], reverse=True):
+    for place, indentation, added in sorted(reversed(edits), key=lambda edit: edit[0], reverse=True):
         lines[place:place] = [" " * indentation + line for line in added]
     return "\n".join(lines) + "\n"
