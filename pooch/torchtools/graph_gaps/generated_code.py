@@ -73,7 +73,7 @@ def with_leaving(code: str, positions: tuple[int, ...]) -> str:
     memory = _Memory(lines, given)
     staying = [each for position, each in enumerate(results) if position not in positions]
     held = [memory.of(each) for each in [*staying, *given]]
-    edits: list[tuple[int, int, list[str]]] = []
+    added: dict[int, list[str]] = {}
     last_leave: dict[ast.stmt, list[tuple[int, set[str]]]] = {}
     for position in positions:
         names = memory.of(results[position])
@@ -82,15 +82,15 @@ def with_leaving(code: str, positions: tuple[int, ...]) -> str:
         last = memory.last_line(names)
         last_leave.setdefault(last, []).append((position, names))
     for last, leaving in last_leave.items():
-        added = [f"{MARKED}{position} = {_LEAVE}({ast.unparse(results[position])})" for position, _ in leaving]
+        texts = [f"{MARKED}{position} = {_LEAVE}({ast.unparse(results[position])})" for position, _ in leaving]
         gone = sorted(memory.bound(set().union(*(names for _, names in leaving))))
-        edits.append((int(last.end_lineno or 0), last.col_offset, [*added, f"del {', '.join(gone)}"]))
+        added[int(last.end_lineno or 0)] = _indented(last, *texts, f"del {', '.join(gone)}")
         for position, _ in leaving:
             results[position] = ast.Name(f"{MARKED}{position}")
-    edits.append((returned.lineno - 1, returned.col_offset, [ast.unparse(returned)]))
+    added.setdefault(returned.lineno - 1, []).extend(_indented(returned, ast.unparse(returned)))
     rest = code.splitlines()
     del rest[returned.lineno - 1 : returned.end_lineno]
-    return _edited(rest, edits)
+    return _with_lines(rest, added)
 
 
 MARKED = "pooch_left_"
@@ -109,13 +109,13 @@ def with_returning(code: str, devices: dict[str, str]) -> str:
     call = _call_of(code)
     given = {name.id for name in _arguments(call)}
     lines = [line for line in _lines_of(call) if not _is_check(line)]
-    edits = []
-    for name in given & set(devices):
+    added: dict[int, list[str]] = {}
+    for name in sorted(given & set(devices)):
         first = next((line for line in lines if name in _names(line)), None)
         if first is not None:
             text = f"{name} = {_COME_BACK}({name}, torch.device({devices[name]!r}))"
-            edits.append((first.lineno - 1, first.col_offset, [text]))
-    return _edited(code.splitlines(), edits)
+            added.setdefault(first.lineno - 1, []).extend(_indented(first, text))
+    return _with_lines(code.splitlines(), added)
 
 
 def _call_of(code: str) -> ast.FunctionDef:
@@ -214,8 +214,12 @@ def _is_fresh(function: ast.expr) -> bool:
     return schema is not None and all(each.alias_info is None for each in schema.returns)
 
 
-def _edited(lines: list[str], edits: list[tuple[int, int, list[str]]]) -> str:
-    """Return code with lines added, each at the place behind so many lines, and indented by so much."""
-    for place, indentation, added in sorted(reversed(edits), key=lambda edit: edit[0], reverse=True):
-        lines[place:place] = [" " * indentation + line for line in added]
+def _indented(line: ast.stmt, *texts: str) -> list[str]:
+    return [" " * line.col_offset + text for text in texts]
+
+
+def _with_lines(lines: list[str], added: dict[int, list[str]]) -> str:
+    """Return code with lines added, by how many there are before them."""
+    for place in sorted(added, reverse=True):
+        lines[place:place] = added[place]
     return "\n".join(lines) + "\n"
