@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .graph_gaps.operators import LISTENERS, OPERATORS
+from .graph_gaps.operators import HOLDERS, OPERATORS, Left
 from .graph_gaps.partition import GAPS
 from .mode_stacks import take_hooks_away, take_mode_away
 
@@ -406,13 +406,19 @@ def _put_back(*, runs_graph: bool) -> None:
             hooks.calls.come_back(runs_graph=runs_graph)
 
 
-def _saved_within() -> None:
+def _held_within(tensor: torch.Tensor) -> Left | None:
+    """Pass what a graph saves in its midst to the hooks in place, if they are ours."""
+    pair = _autograd._top_saved_tensors_default_hooks(True) if _HERE.hooks else None
+    if pair is None or _own_hooks(pair) is None:
+        return None
+    left = Left(pair[0](tensor), pair[1])
     for hooks in _HERE.hooks:
         if hooks.calls is not None:
             hooks.calls.saved_within()
+    return left
 
 
-LISTENERS.append(_saved_within)
+HOLDERS.append(_held_within)
 
 
 def backward_is_compiled() -> bool:

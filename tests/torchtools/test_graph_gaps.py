@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import save_on_cpu
 
+from pooch.executor.compiled import KeptCalls
 from pooch.torchtools.graph_gaps import operators
 from pooch.torchtools.graph_gaps.generated_code import UnknownCode, with_leaving, with_returning
 from pooch.torchtools.graph_gaps.partition import GAPS
+from pooch.torchtools.standing_aside import StepHooks
 
 FORWARD = """
 class Runner:
@@ -113,8 +116,8 @@ class Away:
         self.back: list[weakref.ref[Tensor]] = []
         self.most = self.left = 0
 
-    def __call__(self) -> saved_tensors_hooks:
-        return saved_tensors_hooks(self._leave, self._come_back)
+    def __call__(self) -> StepHooks:
+        return StepHooks(self._leave, self._come_back, calls=KeptCalls())
 
     def _leave(self, tensor: Tensor) -> Any:
         if tensor.is_meta or tensor.requires_grad or tensor.nbytes < 16 * 1024:
@@ -147,16 +150,12 @@ def test_without_gaps_all_comes_back_at_once() -> None:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_where_nobody_asks_for_room_all_stays(backend: str) -> None:
-    class Nothing:
-        def __enter__(self) -> None:
-            pass
-
-        def __exit__(self, *exception: object) -> None:
-            pass
-
-    expected = gradients(backend, Nothing, gaps=False)
-    assert all(map(torch.equal, gradients(backend, Nothing, gaps=True), expected))
+def test_where_nobody_asks_for_room_all_stays_and_hooks_of_the_program_see_what_they_do_without_gaps(
+    backend: str,
+) -> None:
+    expected = gradients(backend, nullcontext, gaps=False)
+    assert all(map(torch.equal, gradients(backend, nullcontext, gaps=True), expected))
+    assert all(map(torch.equal, gradients(backend, save_on_cpu, gaps=True), expected))
 
 
 def test_the_partitioner_is_that_of_the_program_again_afterwards() -> None:

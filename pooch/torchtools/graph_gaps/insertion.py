@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from .operators import COME_BACK, LEAVE
 
-LEAST_BYTES = 16 * 1024  # of a tensor that leaves: below that the call takes longer than the memory is worth
+LEAST_BYTES = 1024  # of a tensor that leaves: below that the call takes longer than the memory is worth
 
 
 @dataclass(frozen=True)
@@ -97,14 +97,8 @@ def _may_leave(node: Any) -> bool:
     tensor = node.meta.get("val")
     if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided or tensor.is_meta:
         return False
-    return _size_bytes(tensor) >= LEAST_BYTES
-
-
-def _size_bytes(tensor: torch.Tensor) -> int:
-    count: Any = tensor.numel()
-    if isinstance(count, torch.SymInt):
-        count = count.node.hint
-    return 0 if count is None else int(count) * tensor.element_size()
+    # The same graph for other sizes must have the same gaps, as a plan may meet both.
+    return not isinstance(tensor.numel(), int) or tensor.nbytes >= LEAST_BYTES
 
 
 class _Aliases:

@@ -78,7 +78,7 @@ def _wrap_aot() -> Callable[[], None]:
 
 def _is_of_inductor(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
     """Whether Inductor partitions a graph, and so our partitioner."""
-    function = options.get("partition_fn", arguments[-1] if arguments else None)
+    function: Any = options.get("partition_fn", arguments[-1] if arguments else None)
     while hasattr(function, "func"):
         function = function.func
     return str(getattr(function, "__module__", "")).startswith("torch._inductor")
