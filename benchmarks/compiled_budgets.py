@@ -57,9 +57,9 @@ def step_of(model: nn.Module) -> Callable[[], Tensor]:
     tokens = torch.randint(TOKENS, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
 
     def step() -> Tensor:
-        model.zero_grad()
         loss = functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
         loss.backward()
+        model.zero_grad()  # gradients of one model would count for the other
         return loss.detach()
 
     return step
