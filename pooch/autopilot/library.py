@@ -394,7 +394,9 @@ class Library:
         known.trial.is_lost, known.minimum_bytes = True, known.needed_bytes or _NEVER
         what = "the plan has more than activations leave"
         if known.needed_bytes:
-            what = f"the smallest plan needs {format_bytes(known.needed_bytes - self._budget_bytes)} more than the budget"
+            what = (
+                f"the smallest plan needs {format_bytes(known.needed_bytes - self._budget_bytes)} more than the budget"
+            )
         known.has_no_plan()
         known.reason = f"{what}, and {why}"
         self._say(f"steps of {key.text} run online again: {known.reason}")

@@ -497,9 +497,13 @@ def test_steps_are_planned_with_the_state_away() -> None:
 
 @pytest.mark.parametrize(
     ("make", "zeroed", "is_planned"),
-    [(network, "to none", True), (network, "in place", False), (frozen_network, "to none", True), (frozen_network, "in place", True)],
-    ids=["trained", "trained, zeroed in place", "frozen", "frozen, zeroed in place"],
-)  # fmt: skip
+    [
+        pytest.param(network, "to none", True, id="trained"),
+        pytest.param(network, "in place", False, id="trained, zeroed in place"),
+        pytest.param(frozen_network, "to none", True, id="frozen"),
+        pytest.param(frozen_network, "in place", True, id="frozen, zeroed in place"),
+    ],
+)
 def test_steps_are_planned_in_which_parameters_and_gradients_leave(
     make: Callable[[], nn.Sequential], zeroed: str, is_planned: bool
 ) -> None:
