@@ -503,6 +503,8 @@ class PersistentMemory:
         _MEMORIES.discard(self)
         if lost is not None:
             raise lost
+        self._ahead, self._far = [], []
+        self.values.clear()
 
 
 _MEMORIES: weakref.WeakSet[PersistentMemory] = weakref.WeakSet()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from ..machine import Store, Value
+from ..machine import CopySpeed, Store, Value
 from ..machine.lock import StepLock
+from ..machine.values import Ticket
 from ..torchtools import watch
 from ..torchtools.moving_memory import MOVING
 from .engines.cpu import CpuArena
@@ -45,7 +47,7 @@ class SimpleMoves:
         pending: Values that leave as soon as the program has released them.
         held_back: Values that were copied, and that the program may still change.
         looks_at: Whether a value is looked at before its bytes are freed.
-        learn: Takes the time of a copy into account.
+        learn: Takes into account how long a copy took, and what packing has spared it.
         end_copy_out: Ends a copy that has failed.
         moving: Has a `depth` where no copy may be under way in the calling thread when it goes on.
         profiler: PyTorch's module: while it profiles, moves have names.
@@ -93,6 +95,11 @@ def native_moves(guide: PlanGuide | None, owner: ValueOwner, region: Any) -> Any
     parts = SimpleMoves(
         values.planned, lock, lock._lock.acquire, lock._lock.release, values.stats, owner, arena, FixedPlace,
         values.health, store, guide.acted, guide.done, guide.replays_ahead, values.leaving.pending, values.held_back,
-        values.leaving.looks_at, store.speed.learn, values.end_copy_out, MOVING, torch.autograd.profiler,
+        values.leaving.looks_at, partial(_learned, store.speed, values.stats), values.end_copy_out, MOVING, torch.autograd.profiler,
     )  # fmt: skip
     return module.Moves(region, parts)
+
+
+def _learned(speed: CopySpeed, stats: RunStats, ticket: Ticket, size_bytes: int, *, outwards: bool) -> None:
+    speed.learn(ticket, size_bytes, outwards=outwards)
+    stats.spared_bytes += size_bytes - ticket.moved_bytes

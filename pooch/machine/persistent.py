@@ -403,6 +403,13 @@ class PersistentValues:
                 del self._numbered[value.number]
         return list(gone.values())
 
+    def clear(self) -> None:
+        """Let go of all of them, and of their homes, since their storages may get others. No cycle keeps one."""
+        for value in self._values.values():
+            value.place = value.spare = None
+        self._values.clear()
+        self._numbered.clear()
+
     def here_bytes(self) -> int:
         """The bytes of those that are on the device."""
         return sum(value.size_bytes for value in self._values.values() if value.is_here)

@@ -224,24 +224,24 @@ def test_a_step_that_ends_in_the_thread_that_copies_waits_for_nobody(
 
 
 @pytest.mark.usefixtures("copied_in_python")
-def test_a_run_that_ends_in_its_own_copy_thread_leaves_nothing(tmp_path: Path) -> None:
+def test_a_run_that_ends_in_its_own_copy_thread_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CpuEngine(tmp_path)
     thread: threading.Thread = engine.copier.thread  # type: ignore[attr-defined]
     arena = engine.open_arena(4096)
     started, go_on, held = threading.Event(), threading.Event(), [engine, arena]
+    real = spill_file.Mover.write
 
-    class Last(torch.UntypedStorage):
-        """A storage whose copy is under way when the thread that does it lets go of the engine."""
+    def ending(mover: Any, *arguments: Any) -> Any:
+        """A copy, while which the thread that does it lets go of the engine."""
+        started.set()
+        assert go_on.wait(PATIENCE_S)
+        while held:
+            held.pop().close()
+        gc.collect()
+        return real(mover, *arguments)
 
-        def nbytes(self) -> int:
-            started.set()
-            assert go_on.wait(PATIENCE_S)
-            while held:
-                held.pop().close()
-            gc.collect()
-            return 0
-
-    ticket = arena.copy_out(Last(0), 0)
+    monkeypatch.setattr(spill_file.Mover, "write", ending)
+    ticket = arena.copy_out(torch.UntypedStorage(4096), 0)
     assert started.wait(PATIENCE_S)
     del engine, arena
     go_on.set()

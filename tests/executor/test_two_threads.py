@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pooch.executor import Run, apply_plan
+from pooch.executor import Run, apply_plan, native_watch
 from pooch.executor.engines.cpu import CpuTicket
 from pooch.executor.plan_guide import PlanGuide
 from pooch.executor.records import HANDLES
@@ -105,6 +105,7 @@ def done_actions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, Any]]:
         at_work.discard(id(actions))
 
     monkeypatch.setattr(PlanGuide, "_do", slowly)
+    monkeypatch.setattr(native_watch, "native_moves", lambda *_: None)  # Python runs the actions
     return done
 
 
@@ -145,6 +146,7 @@ def test_a_read_waits_for_actions_that_another_thread_has_begun(choice: str, mon
             real(actions, action)
 
         monkeypatch.setattr(PlanGuide, "_do", slowly)
+        monkeypatch.setattr(native_watch, "native_moves", lambda *_: None)  # Python runs the actions
 
         def second() -> None:
             assert begun.wait(PATIENCE_S)
