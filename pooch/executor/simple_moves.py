@@ -95,7 +95,8 @@ def native_moves(guide: PlanGuide | None, owner: ValueOwner, region: Any) -> Any
     parts = SimpleMoves(
         values.planned, lock, lock._lock.acquire, lock._lock.release, values.stats, owner, arena, FixedPlace,
         values.health, store, guide.acted, guide.done, guide.replays_ahead, values.leaving.pending, values.held_back,
-        values.leaving.looks_at, partial(_learned, store.speed, values.stats), values.end_copy_out, MOVING, torch.autograd.profiler,
+        values.leaving.looks_at, partial(_learned, store.speed, values.stats), values.end_copy_out,
+        MOVING, torch.autograd.profiler,
     )  # fmt: skip
     return module.Moves(region, parts)
 

@@ -134,6 +134,16 @@ def test_everything_is_back_afterwards() -> None:
     assert not [hook for parameter in model.parameters() for hook in parameter._post_accumulate_grad_hooks or ()]
 
 
+def test_one_budget_after_another_on_the_same_optimizer() -> None:
+    model = network()
+    optimizer = adamw(model)
+    for _ in range(2):
+        with held(model, optimizer, tight(model)) as auto:
+            for _ in range(2):
+                step(model, optimizer)
+            assert memory_of(auto).values.moved.out_bytes["state"] > 0
+
+
 def test_an_optimizer_is_found_that_was_not_given() -> None:
     model = network()
     optimizer = adamw(model)
