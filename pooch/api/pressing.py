@@ -48,8 +48,8 @@ def plan_under_pressure(profile: Profile, plan: Plan, budget_bytes: int, options
     Returns:
         None if a step without a plan is better, or the tier has too little room.
     """
-    if plan.splits or plan.persistent is not None:
-        return None  # a step without a plan is the one that is whole, and in which nothing else leaves
+    if plan.splits:
+        return None  # a step without a plan is the one that is whole
     dataflow = dataflow_of(profile, plan.region, hooked=True)
     lowered, timeline = _lowered(dataflow, plan, budget_bytes)
     pressure = pressed(dataflow, lowered.schedule, timeline.point_bytes, budget_bytes)

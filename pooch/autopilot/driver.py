@@ -357,12 +357,8 @@ class StepDriver:
         start_bytes = self._live.now()
         settled = self._steps >= _MOST_UNSETTLED_STEPS or not any(map(will_arrange_buckets, models))
         has_tier = self.evictor.engine.health.begin_step(self.evictor.engine.probe)
-        in_core_bytes = start_bytes
-        if self._persistence.all_move:
-            self.library.let_all_move()
-            in_core_bytes += self._persistence.away_bytes
         decision, known = self.library.choose(
-            key, in_core_bytes, self.budget.size_bytes, is_settled=settled, has_tier=has_tier
+            key, start_bytes, self.budget.size_bytes, is_settled=settled, has_tier=has_tier
         )
         outlasts = can_outlast_the_call()
         if decision == "record" and (not outlasts or (is_profiling() and needs_profiler(self.governed.device))):
@@ -371,7 +367,11 @@ class StepDriver:
         if decision == "record" and not self.library.may_record(key, known, models):
             decision = known.decision = "online"
             self._persistence.has_compiled = True
-        self._persistence.gives_way(known.plan if decision == "plan" else None)
+        if not self._persistence.may_plan and decision in ("record", "plan"):
+            if decision == "record":
+                self.library.not_recorded(key, known)
+            decision = known.decision = "online"
+            known.reason = "parameters or gradients leave the device"
         if has_own_hooks():  # only the innermost hooks are asked, and the program's may change what is kept
             decision = known.decision = "in-core"
             known.reason = "the program has saved tensor hooks of its own around it"
@@ -381,13 +381,13 @@ class StepDriver:
         self._prepare(stats, models)
         self.budget.step_begins()
         try:
-            step = self._new_step(key, decision, known, models, in_core_bytes)
+            step = self._new_step(key, decision, known, models, start_bytes)
         except TierError as error:
             if decision != "plan":
                 raise
             self.evictor.engine.health.failed(error)
             decision, known.reason = "online", str(error)  # there is no room for all that the plan swaps
-            step = self._new_step(key, decision, known, models, in_core_bytes)
+            step = self._new_step(key, decision, known, models, start_bytes)
         self._quiet = None
         self._running = running = RunningStep(key, decision, known, step, stats, outlasts, start_bytes)
         if step is IN_CORE and quiet is not None and number >= 0 and self.governed.is_one:
@@ -438,8 +438,7 @@ class StepDriver:
                 return GovernedStep.on_plan(self.evictor, known.plan, known)
             case "record":
                 has_graphs = self.library.has_graphs(key)
-                moved = self._persistence.state_bytes(models) if self._persistence.all_move else None
-                return RecordedStep(self.evictor, models, start_bytes, self.governed.name, moved, has_graphs=has_graphs)
+                return RecordedStep(self.evictor, models, start_bytes, self.governed.name, has_graphs=has_graphs)
             case _:  # where allocations do not ask for room, it is made before each op
                 must_replay = not self._live.asks or self.evictor.engine.health.known is not None
                 return GovernedStep(Step(self.evictor, replays=self.library.replays(key, must_replay=must_replay)))
@@ -601,8 +600,7 @@ class StepDriver:
             running.kind.seen(peak_bytes - running.start_bytes)
         try:
             running.close_forward()
-            is_as_recorded = self._persistence.all_move or not self._persistence.moves
-            is_recorded = is_complete and running.is_whole and is_as_recorded
+            is_recorded = is_complete and running.is_whole and not self._persistence.moves
             self._persistence.step_ends(peak_bytes - running.start_bytes)
             profile = running.step.end(is_recorded)
         except Exception:

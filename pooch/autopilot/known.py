@@ -22,7 +22,7 @@ DIFFERED = "a replay of it gave other bits in training"
 
 @dataclass
 class Trial:
-    """How steps went without a plan, and on one that does not say all that happens in them.
+    """How steps went without a plan, and on one that needs more than the budget.
 
     Attributes:
         online_ms: Times of the last ones without a plan.
@@ -103,17 +103,9 @@ class Known:
     decision: Decision = "online"
 
     @property
-    def is_on_trial(self) -> bool:
-        """Whether its plan does not say all that happens in its step, which is then compared with steps without it."""
-        return self.needed_bytes > 0 or (self.plan is not None and self.plan.persistent is not None)
-
-    @property
     def predicted_step_ms(self) -> float:
-        """The time that a step takes on its plan, up to the end of its backward pass; 0 without one."""
-        if self.plan is None:
-            return 0.0
-        after_ms = 0.0 if self.plan.persistent is None else self.plan.persistent.optimizer_ms
-        return self.plan.predicted_step_ms - after_ms + self.moving_ms
+        """The time that a step takes on its plan; 0 without one."""
+        return 0.0 if self.plan is None else self.plan.predicted_step_ms + self.moving_ms
 
     @property
     def slowdown(self) -> float | None:

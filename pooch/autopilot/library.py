@@ -65,18 +65,6 @@ class Library:
         self._fresh: list[StepKey] = []  # recorded, and not looked at since
         self.events: deque[str] = deque(maxlen=MOST_EVENTS)
 
-        self._all_move = False
-
-    def let_all_move(self) -> None:
-        """Plan from now on what outlives steps as well. What was recorded before does not know of it."""
-        if not self._all_move:
-            self._all_move = True
-            self._requests.let_all_move()
-            for _, known in self._known.items():
-                known.has_no_plan()
-                known.profile, known.minimum_bytes, known.trial = None, 0, Trial()
-            self._known.forget_recorded()
-
     # When a step begins -----------------------------------------------------------------------------------------------
 
     def choose(
@@ -367,9 +355,8 @@ class Library:
     def ended(self, key: StepKey, known: Known, decision: Decision, step_ms: float, over_bytes: int) -> None:
         """Note how a step went that was complete and did not leave its plan.
 
-        A plan that needs more than the budget, or by which more than activations leaves, does not say all that happens
-        in its step. It is only followed as long as the budget is held all the same, or passed by no more than without
-        a plan, and if its first steps take no longer than those without a plan.
+        A plan that needs more than the budget is only followed as long as the budget is held all the same, or passed by
+        no more than without a plan, and if its first steps take no longer than those without a plan.
 
         Args:
             key: Its key.
@@ -382,7 +369,7 @@ class Library:
         if decision == "online":
             trial.online_ms.append(step_ms)
             trial.online_over_bytes.append(over_bytes)
-        if decision != "plan" or not known.is_on_trial:
+        if decision != "plan" or not known.needed_bytes:
             return
         if over_bytes > trial.least_over_bytes:
             self._lose(key, known, f"a step passed the budget by {format_bytes(over_bytes)}")
@@ -390,15 +377,11 @@ class Library:
             self._lose(key, known, "its steps took longer than those without a plan")
 
     def _lose(self, key: StepKey, known: Known, why: str) -> None:
-        """Follow a plan on trial no longer."""
-        known.trial.is_lost, known.minimum_bytes = True, known.needed_bytes or _NEVER
-        what = "the plan has more than activations leave"
-        if known.needed_bytes:
-            what = (
-                f"the smallest plan needs {format_bytes(known.needed_bytes - self._budget_bytes)} more than the budget"
-            )
+        """Follow a plan no longer that needs more than the budget."""
+        known.trial.is_lost, known.minimum_bytes = True, known.needed_bytes
+        more = format_bytes(known.needed_bytes - self._budget_bytes)
         known.has_no_plan()
-        known.reason = f"{what}, and {why}"
+        known.reason = f"the smallest plan needs {more} more than the budget, and {why}"
         self._say(f"steps of {key.text} run online again: {known.reason}")
 
     def banned(self, known: Known, recipes: list[Hashable]) -> None:

@@ -23,9 +23,7 @@ from ..executor.slices import MOST_MOMENTS, TEMPORARIES, known_moments
 from ..executor.tier import rounded_bytes
 from ..ground.errors import InfeasibleTier, UsageError
 from ..ground.units import format_bytes
-from ..ir import Plan
 from ..machine.persistent import Kind, Moved
-from ..profiler.recorder import named_tensors
 from ..torchtools.calls import compiled_part
 from ..torchtools.optimizer_slices import OptimizerSlices
 from ..torchtools.standing_aside import CallsEverywhere
@@ -33,7 +31,7 @@ from ..torchtools.tensors import find_tensors
 from ..torchtools.watch import LIBRARY, unmark
 from .summary import MovedKind
 
-PLANNED_SHARE = 0.9  # of the room: where parameters and gradients alone take more, they leave as well
+PLANNED_SHARE = 0.9  # of the room: where parameters and gradients alone take more, steps are not planned
 TIGHT_SHARE = 0.75  # of the room: where what outlives steps takes more, the rest may be too little for a step
 SAFE_SHARE = 0.95  # of the budget: what the last steps would have taken with the state, so that it need not leave
 _SIMILAR_STEPS = 8
@@ -58,8 +56,7 @@ class Persistence:
 
     Attributes:
         memory: What may leave, or None as long as everything stays.
-        all_move: Whether parameters and gradients leave in steps as well. Otherwise only the optimizer's state is away
-            in them, which plans for activations need not know.
+        may_plan: Whether steps can be planned: of all this, only the optimizer's state is away in them.
         has_compiled: Whether compiled graphs run in steps.
     """
 
@@ -82,25 +79,9 @@ class Persistence:
         self._slice_bytes = _LEAST_SLICE_BYTES
         self._moved_bytes = self._steps_with_moves = 0
         self._rises_bytes: deque[int] = deque(maxlen=_SIMILAR_STEPS)  # of the last steps
-        self.all_move = self.has_compiled = False
+        self.may_plan, self.has_compiled = True, False
         self._may_resort, self._is_in_op = True, False
         self._untold: list[str] = []  # what came up in the middle of an op
-
-    @property
-    def away_bytes(self) -> int:
-        """What of it is away now."""
-        return 0 if self.memory is None else self.memory.values.away_bytes()
-
-    def state_bytes(self, models: Sequence[torch.nn.Module]) -> dict[str, int]:
-        """Return {name of a parameter, as a profile names it: bytes of the state that optimizers have for it}."""
-        names = {id(tensor): name for name, tensor in named_tensors(models)}
-        found: dict[str, int] = {}
-        for optimizer in self._slices:
-            for parameter, state in optimizer.state.items():
-                long_bytes = sum(each.nbytes for each in find_tensors(dict(state)) if each.ndim > 0)
-                if id(parameter) in names and long_bytes:
-                    found[names[id(parameter)]] = long_bytes
-        return found
 
     @property
     def moves(self) -> bool:
@@ -137,7 +118,7 @@ class Persistence:
         self._refuse_compiled()
 
     def _refuse_compiled(self) -> None:
-        self._is_refused, self.all_move = True, False
+        self._is_refused, self.may_plan = True, True
         self._tell(
             "parameters, gradients and the optimizer's state stay on the device, as compiled graphs read them by their "
             "addresses: raise the budget, lower the batch size, or train without torch.compile"
@@ -217,9 +198,8 @@ class Persistence:
         staying_bytes = here_bytes + sum(each.nbytes for each in parameters if each.requires_grad)
         room_bytes = self._room_bytes(memory.values.here_bytes())
         has_room = staying_bytes <= PLANNED_SHARE * room_bytes
-        self.all_move = self.all_move or not has_room or self._steps_with_moves >= _MOST_STEPS_WITH_MOVES
-        memory.values.are_last = not self.all_move
-        if not self.all_move:  # else it leaves as pressure asks for it
+        self.may_plan = memory.values.are_last = has_room and self._steps_with_moves < _MOST_STEPS_WITH_MOVES
+        if self.may_plan:  # else it leaves as pressure asks for it
             memory.let_state_leave(self._missing_bytes(budget_bytes))
         memory.make_room()
         self._moved_bytes = memory.moved_bytes
@@ -270,15 +250,6 @@ class Persistence:
             return math.inf
         return self._evictor.live.now() + max(self._rises_bytes) - SAFE_SHARE * budget_bytes
 
-    def gives_way(self, plan: Plan | None) -> None:
-        """Have all of it leave before any activation in a step on a plan that says so.
-
-        Args:
-            plan: Of the step that begins, or None.
-        """
-        if self.memory is not None:
-            self.memory.values.are_first = plan is not None and plan.persistent is not None
-
     def step_ends(self, rise_bytes: int) -> None:
         """Note that a step ends, in which nothing had to leave if it can be planned.
 
@@ -293,7 +264,7 @@ class Persistence:
             return
         self._rises_bytes.append(rise_bytes)
         self._has_missed = self._has_missed or self._evictor.missing_bytes > 0
-        if not self.all_move and self.moves:
+        if self.may_plan and self.moves:
             self._steps_with_moves += 1
 
     def _is_needed(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> bool:

@@ -72,10 +72,6 @@ class PlanRequests:
         """Whether a plan that is asked for now knows what copies and hooks cost, as far as that will ever be known."""
         return self._costs.is_final
 
-    def let_all_move(self) -> None:
-        """Have plans made from now on in which also leaves what outlives a step."""
-        self._options = replace(self._options, moves="all")
-
     def warm_up(self) -> None:
         """Start the process, which takes a while, since a plan will be asked for soon."""
         self._waiting.wake()

@@ -49,12 +49,6 @@ class KnownShapes:
         """Return what is known of the family of a kind of step."""
         return self._families.setdefault(key.family, Family())
 
-    def forget_recorded(self) -> None:
-        """Forget the records of all families, which are recorded anew."""
-        for family in self._families.values():
-            family.recorded.clear()
-            family.recording = 0
-
     def has_grown(self) -> None:
         """Forget what is beyond the limit of ops, as a profile has come in."""
         while len(self._known) > 1 and self._ops() > self._most_ops:

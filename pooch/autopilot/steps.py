@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -161,9 +161,8 @@ class RecordedStep:
         has_graphs: Whether compiled graphs run in it.
         evictor: Holds the budget.
         models: The governed models.
-        persistent_bytes: Bytes that are live before the step, or would be if nothing had left.
+        persistent_bytes: Bytes that are live before the step.
         workload: Name for the reader of the profile.
-        state_bytes: Bytes of the optimizer's state by parameter if what outlives the step may leave, or None.
     """
 
     left_plan = False
@@ -175,13 +174,12 @@ class RecordedStep:
         models: Sequence[torch.nn.Module],
         persistent_bytes: int,
         workload: str,
-        state_bytes: Mapping[str, int] | None = None,
         *,
         has_graphs: bool = False,
     ) -> None:
         self._has_graphs = has_graphs
         self._workload = workload
-        self._trace: LiveTrace | None = LiveTrace(models, Step(evictor), persistent_bytes, state_bytes)
+        self._trace: LiveTrace | None = LiveTrace(models, Step(evictor), persistent_bytes)
         end_with(self, self._trace.stop)
 
     def open(self, compiled: Callable[[], None]) -> None:

@@ -14,7 +14,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Literal, Protocol
 
 from .eviction import online_score
@@ -354,7 +353,6 @@ class PersistentValues:
     Attributes:
         moved: What was copied.
         are_last: Whether they leave after all values that autograd has saved, whatever that costs.
-        are_first: Whether they leave before all of these, as a plan has decided on those.
     """
 
     def __init__(self, count_uses: Callable[[], int]) -> None:
@@ -362,7 +360,7 @@ class PersistentValues:
         self._numbered: dict[int, PersistentValue] = {}
         self._count_uses, self._uses = count_uses, Uses()
         self.moved = Moved()
-        self.are_last = self.are_first = False
+        self.are_last = False
 
     def __iter__(self) -> Iterator[PersistentValue]:
         return iter(list(self._values.values()))
@@ -414,10 +412,6 @@ class PersistentValues:
         """The bytes of those that are on the device."""
         return sum(value.size_bytes for value in self._values.values() if value.is_here)
 
-    def away_bytes(self) -> int:
-        """The bytes of those that are not, nor on their way back."""
-        return sum(each.size_bytes for each in self._values.values() if each.storage is None and not each.is_gone)
-
     def used_next(self, count: int) -> Iterator[PersistentValue]:
         """Yield those that will be used next, the nearest first, if they are away.
 
@@ -449,7 +443,7 @@ class PersistentValues:
         """
         own, place = self._in_order(cost_ms), 0
         for value in saved:
-            limit = inf if self.are_first else -1.0 if self.are_last else score(value)
+            limit = -1.0 if self.are_last else score(value)
             while place < len(own) and own[place][0] <= limit:
                 if own[place][1].can_leave:  # it may have left meanwhile
                     yield own[place][1]

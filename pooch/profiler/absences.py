@@ -62,7 +62,7 @@ def without_absences(trace: MemoryTrace, values: Sequence[ValueRecord]) -> Memor
         if kind not in (LEFT, RETURNED, ENDED):
             continue
         value, pointer, size_bytes = map(int, rest.split())
-        own = -1 - value if value >= 0 else of_another(value)
+        own = -1 - value if value >= 0 else value - _OTHERS
         if kind == ENDED:
             ended.append(MemoryEvent(marker.start_ns, own, -size_bytes))
             continue
@@ -78,15 +78,6 @@ def without_absences(trace: MemoryTrace, values: Sequence[ValueRecord]) -> Memor
             events[freed] = None
     kept = [event for event in events if event is not None]
     return replace(trace, events=tuple(sorted([*kept, *ended], key=lambda event: event.time_ns)))
-
-
-def of_another(number: int) -> int:
-    """Return the address that a value of another step, or one that outlives steps, has in the trace then.
-
-    Args:
-        number: The negative number of its markers.
-    """
-    return number - _OTHERS
 
 
 def _rename(values: Sequence[ValueRecord], following: Mapping[int, ValueRecord], value: int, pointer: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,14 +11,13 @@ import torch
 
 from ..ground.errors import ProfileError
 from ..ir import Link, Profile
-from ..torchtools.accelerators import granule_bytes, has_streams
+from ..torchtools.accelerators import has_streams
 from ..torchtools.memory_trace import CollectorOff
 from ..torchtools.raw_looks import RawLooks
 from ..torchtools.thread_tracer import can_trace_threads
 from .assembly import assembled_profile
 from .device_marks import DeviceMarks
 from .hardware import describe_device
-from .outliving import persistent_tensors
 from .session import ProfileOptions
 from .slots import StepAssembly
 from .step import StepRecord, StepRecorder, StepTrace
@@ -39,9 +38,8 @@ class _LiveRecorder(StepRecorder):
         """Note that the program may use whatever it holds at any time from now on."""
         self.note_releases()
         for value in self._value_of.values():
-            record = self.values[value]
-            if record.released_after is None and record.role not in ("parameter", "buffer"):
-                record.touches = None
+            if self.values[value].released_after is None:
+                self.values[value].touches = None
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = super()._dispatch(func, args, kwargs)
@@ -62,23 +60,15 @@ class LiveTrace(StepTrace):
     Args:
         models: The models.
         step: The step that holds what autograd saves. It must not replay anything, as replays are no ops of the step.
-        persistent_bytes: Device bytes that are live before the step, or would be if nothing had left.
-        state_bytes: {name of a parameter: bytes of the optimizer's state for it} if what outlives the step may leave,
-            and the profile is to know of it. None: it stays.
+        persistent_bytes: Device bytes that are live before the step.
     """
 
-    def __init__(
-        self,
-        models: Sequence[torch.nn.Module],
-        step: Step,
-        persistent_bytes: int,
-        state_bytes: Mapping[str, int] | None = None,
-    ) -> None:
+    def __init__(self, models: Sequence[torch.nn.Module], step: Step, persistent_bytes: int) -> None:
         device = step.evictor.device
         self._marks = DeviceMarks(device) if has_streams(device) else None
         self._live = _LiveRecorder(_as_one(models), step, self._marks)
         super().__init__(models, step, self._live)
-        self._persistent_bytes, self._state_bytes = persistent_bytes, state_bytes
+        self._persistent_bytes = persistent_bytes
         self._reads = RawLooks(self._live.looked)
 
     def open(self, compiled: Callable[[], None] | None = None, *, has_graphs: bool = False) -> None:
@@ -161,9 +151,6 @@ class LiveTrace(StepTrace):
             reserved_bytes=0,
             notes=("recorded from a training step under the online policy; the in-core time is the sum of op times",),
             sizes="requested" if self._device.type == "cpu" else "allocated",
-            persistent=()
-            if self._state_bytes is None
-            else persistent_tensors(assembly, self._state_bytes, granule_bytes(self._device.type)),
         )
         if on_device_ms is None:
             return profile

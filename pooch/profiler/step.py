@@ -23,7 +23,6 @@ import torch
 
 from ..executor.compiled import FirstCall, RecordedGraphs
 from ..executor.evictor import Evictor
-from ..executor.own_work import OWN_WORK
 from ..executor.statistics import RunStats
 from ..executor.step import Step
 from ..ground.errors import ProfileError
@@ -45,7 +44,7 @@ from ..torchtools.tensors import has_plain_storage, memory_address, storage_key,
 from ..torchtools.thread_tracer import ThreadTracer, started_tracer
 from ..torchtools.threads import OwnThread
 from ..torchtools.watch import address_of
-from .absences import of_another, without_absences
+from .absences import without_absences
 from .recorder import ForwardRecorder, named_tensors
 
 Forward = Callable[[], torch.Tensor]
@@ -294,16 +293,9 @@ class StepTrace:
             return self._step.unpack(kept)
         with marker(f"unpack {len(self._unpacks)}"):
             tensor = self._step.unpack(kept)
-        with OWN_WORK:  # the program has not asked for the address
-            pointer = address_of(storage_of(tensor)) if has_plain_storage(tensor) else 0
+        pointer = address_of(storage_of(tensor)) if has_plain_storage(tensor) else 0
         self._unpacks.append(Unpack(-1 if value is None else value, pointer, self.recorder.units_there()))
         return tensor
-
-    def _address(self, storage: torch.UntypedStorage) -> int:
-        """Return the address of a storage, which for one that has left is that of its life in the record."""
-        persistent = self._step.evictor.persistent
-        moved = None if persistent is None else persistent.of(storage._cdata)
-        return address_of(storage) if moved not in self._others else of_another(-self._others[moved])
 
     def stop(self) -> None:
         """Give up. In another thread than the step's, hooks and modes stay, as does a session of torch's profiler."""
@@ -329,7 +321,7 @@ class StepTrace:
         unpacks = (
             replace(each, pointer=values[each.value].pointer) if each.value >= 0 else each for each in self._unpacks
         )
-        gradients = gradients_of(self.living_models(), self._address)
+        gradients = gradients_of(self.living_models(), address_of)
         return StepRecord(self.recorder, tuple(unpacks), trace, gradients)
 
 

@@ -25,7 +25,7 @@ from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.signature import StepKey
 from pooch.autopilot.waiting import JobQueue, Request
 from pooch.ground.bounded import RecentlyUsed, Topics
-from pooch.ir import HookCosts, PersistentPlan, Profile
+from pooch.ir import HookCosts, Profile
 from pooch.machine import CopySpeed
 from tests.toys import blocks
 
@@ -241,22 +241,6 @@ def test_an_ordinary_plan_is_followed_however_its_steps_go() -> None:
     assert [near.step(over_bytes=1) for _ in range(8)] == ["plan"] * 8
     assert near.known.needed_bytes == 0
     assert "more than the budget" not in "".join(near.told)
-
-
-@pytest.mark.parametrize(("ms", "decision"), [(50.0, "plan"), (51.0, "online")])
-def test_a_plan_by_which_more_than_activations_leaves_is_compared_with_none(ms: float, decision: str) -> None:
-    near = NearFloor(-MUCH_BYTES)
-    near.step()
-    near.step()
-    near.library.ended(KEY, near.known, "online", 50.0, 0)
-    while near.known.plan is None:
-        near.step(ms=50.0)
-    near.known.plan = replace(near.known.plan, persistent=PersistentPlan((), 0, 0, 0, 0, 0.0, 0))
-    assert [near.step(ms=ms) for _ in range(TRIED_STEPS)] == ["plan"] * TRIED_STEPS
-    assert [near.step(), near.step()] == [decision] * 2
-    if decision == "online":
-        why = "the plan has more than activations leave, and its steps took longer than those without a plan"
-        assert near.told[-1] == f"steps of 4 run online again: {why}"
 
 
 def test_a_kept_plan_that_needs_more_is_followed_from_the_first_step_on(tmp_path: Path) -> None:

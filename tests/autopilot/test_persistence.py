@@ -505,51 +505,6 @@ def test_steps_are_planned_with_the_state_away() -> None:
     assert found(4 * 2**20 + 2**19) == found(None)
 
 
-@pytest.mark.parametrize(
-    ("make", "zeroed", "is_planned"),
-    [
-        pytest.param(network, "to none", True, id="trained"),
-        pytest.param(network, "in place", False, id="trained, zeroed in place"),
-        pytest.param(frozen_network, "to none", True, id="frozen"),
-        pytest.param(frozen_network, "in place", True, id="frozen, zeroed in place"),
-    ],
-)
-def test_steps_are_planned_in_which_parameters_and_gradients_leave(
-    make: Callable[[], nn.Sequential], zeroed: str, is_planned: bool
-) -> None:
-    """One plan decides on activations and on what outlives the step, which alone would take more than the budget.
-
-    Gradients that are there before a step stay in plans, so that there is none where they are too large.
-    """
-
-    def found(budget: int | None) -> tuple[list[float], list[bytes]]:
-        model = make()
-        optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
-        torch.manual_seed(1)
-        losses = []
-        around = contextlib.nullcontext() if budget is None else held(model, optimizer, budget)
-        with around as auto:
-            for _ in range(12):
-                loss = model(torch.randn(512, WIDTH)).square().mean()
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=zeroed == "to none")
-                losses.append(loss.item())
-                while auto is not None and auto.is_planning:
-                    time.sleep(0.05)
-            if auto is not None:
-                plans = list(auto._driver.library.plans.values())
-                assert (auto.summary().steps_on_plan > 2) == is_planned, str(auto.summary())
-                assert [plan.persistent is not None for plan in plans] == [True] * is_planned
-                budget_bytes = auto.summary().budget_bytes
-                assert all(plan.predicted_peak_bytes <= budget_bytes < plan.in_core_peak_bytes for plan in plans)
-                assert memory_of(auto).values.moved.in_bytes["parameter"] > 4 * LAYER_BYTES
-                assert not any(value.is_pinned for value in memory_of(auto).values), "recording asks for no address"
-            return losses, everything(model, optimizer)
-
-    assert found(LAYERS * LAYER_BYTES + 3 * 2**19) == found(None)
-
-
 def test_state_stays_once_steps_fit_with_it() -> None:
     model = network()
     optimizer = adamw(model)
