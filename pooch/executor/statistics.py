@@ -62,12 +62,7 @@ class RunStats:
 
     def __repr__(self) -> str:
         """What is not 0, on a device with streams without the times that reading would wait for."""
-        sizes = {
-            "peak": self.peak_bytes,
-            "out": self.swapped_out_bytes,
-            "in": self.swapped_in_bytes,
-            "spared": self.spared_bytes,
-        }
+        sizes = {"peak": self.peak_bytes, "out": self.swapped_out_bytes, "in": self.swapped_in_bytes}
         parts = [f"{format_bytes(size)} {what}" for what, size in sizes.items() if size]
         counts = {"recomputed": self.recomputed_ops, "late": self.late_swaps, "kept": self.kept_after_errors}
         parts += [f"{count:,} {what}" for what, count in counts.items() if count]

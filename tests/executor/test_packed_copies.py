@@ -94,7 +94,6 @@ def test_a_plan_moves_fewer_bytes_and_gives_the_same_numbers(monkeypatch: pytest
     if copier.LIBRARY.get() is not None:
         masks = sum(value.size_bytes for value in swapped if value.packs)
         assert spared["1"] > 1.6 * masks  # out and back
-        assert f"{spared['1'] / 2**20:.2f} MiB spared" in repr(replace(run.stats, spared_bytes=spared["1"]))
 
 
 def test_steps_without_a_plan_move_fewer_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
