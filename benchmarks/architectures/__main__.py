@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.apart import in_a_process, stored
 from benchmarks.architectures import outcome
 from benchmarks.architectures.catalogue import PACKAGES, is_there, names_of
 from benchmarks.architectures.child import run
@@ -46,24 +47,9 @@ def trainings_of(name: str) -> list[tuple[str, float]]:
     return found if turn & 2 else found[::-1]
 
 
-def in_a_process(job: dict[str, Any]) -> dict[str, Any]:
+def answer_to(job: dict[str, Any]) -> dict[str, Any]:
     """What a training in a process of its own answers, or why there is no answer."""
-    context = multiprocessing.get_context("forkserver")
-    answer, to_answer = context.Pipe(duplex=False)
-    process = context.Process(target=run, args=(job, to_answer))
-    process.start()
-    to_answer.close()
-    try:
-        if not answer.poll(LIMIT_S):
-            return {"failure": f"no end after {LIMIT_S} s"}
-        found: dict[str, Any] = answer.recv()
-    except EOFError:
-        process.join()
-        return {"failure": f"the process ended with exit code {process.exitcode}"}
-    finally:
-        process.kill()
-        process.join()
-    return found
+    return in_a_process(run, job, LIMIT_S)
 
 
 def measured(name: str, known: dict[str, Any] | None, budgets: int) -> dict[str, Any]:
@@ -75,14 +61,14 @@ def measured(name: str, known: dict[str, Any] | None, budgets: int) -> dict[str,
         budgets: how many of them.
     """
     governed = [] if known is None else known["governed"]
-    plain = in_a_process({"name": name, "way": "plain", "size": None, "budget_bytes": None})
+    plain = answer_to({"name": name, "way": "plain", "size": None, "budget_bytes": None})
     line: dict[str, Any] = {"name": name, "plain": outcome.plain_cell(plain), "governed": governed}
     if "failure" in plain:
         return line
     for way, share in trainings_of(name)[len(governed) : budgets]:
         budget_bytes = int(share * outcome.peak_bytes(plain))
         job = {"name": name, "way": way, "size": plain["size"], "budget_bytes": budget_bytes}
-        cell = outcome.governed_cell(way, share, budget_bytes, plain, in_a_process(job))
+        cell = outcome.governed_cell(way, share, budget_bytes, plain, answer_to(job))
         if cell.get("differences") and not repeats(name, plain):
             cell["failure"] = "plain training does not repeat its own numbers"
         line["governed"].append(cell)
@@ -91,16 +77,8 @@ def measured(name: str, known: dict[str, Any] | None, budgets: int) -> dict[str,
 
 def repeats(name: str, plain: dict[str, Any]) -> bool:
     """Whether plain training in another process has the same numbers."""
-    again = in_a_process({"name": name, "way": "plain", "size": plain["size"], "budget_bytes": None})
+    again = answer_to({"name": name, "way": "plain", "size": plain["size"], "budget_bytes": None})
     return not again.get("failure") and not outcome.differences(plain, again)
-
-
-def stored(path: Path) -> dict[str, dict[str, Any]]:
-    """Lines by the name of the network; later ones replace earlier ones."""
-    if not path.exists():
-        return {}
-    lines = (json.loads(line) for line in path.read_text().splitlines())
-    return {line["name"]: line for line in lines}
 
 
 def main() -> int:

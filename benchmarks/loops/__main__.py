@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.apart import in_a_process, stored
 from benchmarks.architectures import outcome
 from benchmarks.loops.catalogue import LOOPS, NEEDS
 from benchmarks.loops.child import run
@@ -35,24 +36,9 @@ PRELOADED = ("torch", "numpy", "pooch.autopilot.finding", "benchmarks.loops.chil
 OPTIONAL = ("transformers.trainer", "datasets", "peft", "trl", "lightning")
 
 
-def in_a_process(job: dict[str, Any]) -> dict[str, Any]:
+def answer_to(job: dict[str, Any]) -> dict[str, Any]:
     """What a training in a process of its own answers, or why there is no answer."""
-    context = multiprocessing.get_context("forkserver")
-    answer, to_answer = context.Pipe(duplex=False)
-    process = context.Process(target=run, args=(job, to_answer))
-    process.start()
-    to_answer.close()
-    try:
-        if not answer.poll(LIMIT_S):
-            return {"failure": f"no end after {LIMIT_S} s"}
-        found: dict[str, Any] = answer.recv()
-    except EOFError:
-        process.join()
-        return {"failure": f"the process ended with exit code {process.exitcode}"}
-    finally:
-        process.kill()
-        process.join()
-    return found
+    return in_a_process(run, job, LIMIT_S)
 
 
 def measured(name: str, known: dict[str, Any] | None, trainings: int) -> dict[str, Any]:
@@ -63,12 +49,12 @@ def measured(name: str, known: dict[str, Any] | None, trainings: int) -> dict[st
         known: Its line so far, if there is one.
         trainings: How many of them under a budget.
     """
-    plain = in_a_process({"name": name, "way": "plain", "budget_bytes": None})
+    plain = answer_to({"name": name, "way": "plain", "budget_bytes": None})
     line: dict[str, Any] = {"name": name, "plain": {"failure": plain.get("failure", "")}, "governed": []}
     line["governed"] = [] if known is None else known["governed"]
     if "failure" in plain:
         return line
-    needed = in_a_process({"name": name, "way": "needs", "budget_bytes": None})
+    needed = answer_to({"name": name, "way": "needs", "budget_bytes": None})
     line["plain"] |= {
         "need_bytes": needed.get("need_bytes", 0),
         "need_operator": needed.get("need_operator", needed.get("failure", "")),
@@ -80,7 +66,7 @@ def measured(name: str, known: dict[str, Any] | None, trainings: int) -> dict[st
     }
     for way, share in TRAININGS[len(line["governed"]) : trainings]:
         budget_bytes = int(share * outcome.peak_bytes(plain))
-        found = in_a_process({"name": name, "way": way, "budget_bytes": budget_bytes})
+        found = answer_to({"name": name, "way": way, "budget_bytes": budget_bytes})
         cell = outcome.governed_cell(way, share, budget_bytes, plain, found)
         if cell.get("differences") and not repeats(name, plain):
             cell["failure"] = "plain training does not repeat its own numbers"
@@ -91,16 +77,8 @@ def measured(name: str, known: dict[str, Any] | None, trainings: int) -> dict[st
 
 def repeats(name: str, plain: dict[str, Any]) -> bool:
     """Whether plain training in another process has the same numbers."""
-    again = in_a_process({"name": name, "way": "plain", "budget_bytes": None})
+    again = answer_to({"name": name, "way": "plain", "budget_bytes": None})
     return not again.get("failure") and not outcome.differences(plain, again)
-
-
-def stored(path: Path) -> dict[str, dict[str, Any]]:
-    """Lines by the name of the loop; later ones replace earlier ones."""
-    if not path.exists():
-        return {}
-    lines = (json.loads(line) for line in path.read_text().splitlines())
-    return {line["name"]: line for line in lines}
 
 
 def main() -> int:

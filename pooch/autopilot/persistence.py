@@ -236,7 +236,11 @@ class Persistence:
     def _say(self, text: str) -> None:
         """Tell something, as soon as no op is running: the program's own code may be told."""
         self._untold.append(text)
-        while self._untold and not self._is_in_op:
+        if not self._is_in_op:
+            self._tell_untold()
+
+    def _tell_untold(self) -> None:
+        while self._untold:
             self._tell(self._untold.pop(0))
 
     def _may_begin(self) -> bool:
@@ -258,8 +262,7 @@ class Persistence:
         Args:
             rise_bytes: By how much its peak was above what was live before it.
         """
-        while self._untold:
-            self._tell(self._untold.pop(0))
+        self._tell_untold()
         if isinstance(sys.exception(), KeyboardInterrupt):
             return
         self._rises_bytes.append(rise_bytes)

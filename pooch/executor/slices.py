@@ -13,8 +13,6 @@ from .evictor import Evictor
 _MOMENTS = 2  # times the size of a parameter: what its state is thought to take where that is not known
 MOST_MOMENTS = 3  # of those that are known
 TEMPORARIES = 2  # times the size of its parameters: what a slice needs beside what it changes
-
-
 _TWO_MOMENTS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam)
 
 

@@ -202,7 +202,7 @@ def _mapped(part_bytes: int, *, is_touched: bool = False) -> mmap.mmap:
 def _from_pytorch(block: PinnedBlock, part_bytes: int) -> _Part:
     """Return PyTorch's pinned memory, which returns to its cache together with the block."""
     try:
-        return _Part(torch.empty(part_bytes, dtype=torch.uint8, device=_HOST, pin_memory=True), lambda: None)
+        return _Part(torch.empty(part_bytes, dtype=torch.uint8, device=_HOST, pin_memory=True), _nothing)
     except RuntimeError as error:
         raise _NotLocked(block.size_bytes, str(error).partition("\n")[0]) from error
 
