@@ -148,7 +148,7 @@ class Handle:
         return self.geometry.on(storage)
 
 
-HANDLES: set[type] = {Handle}
+watch.HANDLES.add(Handle)
 
 
 def handle_on(step: object, value: Value, tensor: torch.Tensor, ended: Callable[[Value], None]) -> Handle:
@@ -156,7 +156,6 @@ def handle_on(step: object, value: Value, tensor: torch.Tensor, ended: Callable[
     module = watch.LIBRARY.loaded
     if module is None or not module.is_ordinary(tensor):
         return Handle(step, value, tensor, ended)
-    HANDLES.add(module.Handle)
     return module.Handle(step, value, tensor, ended)  # type: ignore[no-any-return]
 
 
@@ -212,7 +211,7 @@ class Reassigned:
         elif isinstance(packed, torch.Tensor):
             return None
         else:
-            value = packed.value.number if type(packed) in HANDLES else packed.number
+            value = packed.value.number if type(packed) in watch.HANDLES else packed.number
             identity = packed.identity
         tensor = None if identity is None else self._tensors.get((identity, value))
         return None if tensor is None else tensor.detach()

@@ -32,7 +32,7 @@ from ..torchtools.tensors import (
     storage_of,
     tensors_with_memory,
 )
-from ..torchtools.watch import is_marked, storage_map
+from ..torchtools.watch import HANDLES, is_marked, storage_map
 from .cursor import FIRST_VALUE
 from .evictor import Evictor
 from .own_work import OWN_WORK
@@ -40,7 +40,7 @@ from .owner import ValueOwner
 from .plan_guide import PlanGuide
 from .planned_values import PlannedValues
 from .recording import CallRecorder, read_by, unplanned_calls
-from .records import HANDLES, Handle, KeptTensor, Reassigned, handle_on, pack_kept
+from .records import Handle, KeptTensor, Reassigned, handle_on, pack_kept
 from .replay import record_call
 from .silence import SavedTensors, Silence
 from .statistics import RunStats

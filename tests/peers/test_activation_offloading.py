@@ -97,8 +97,8 @@ def test_parameters_and_buffers_do_not_leave_as_activations() -> None:
         assert auto.summary().swapped_bytes == 0
 
 
-def test_what_is_small_stays() -> None:
-    assert swapped_bytes(lambda net: net.first(torch.ones(1, SIDE))[:, :8].exp().sin().mean(), 1.5) == 0
+def test_what_is_small_stays_where_there_is_room_for_the_gradients() -> None:
+    assert swapped_bytes(lambda net: net.first(torch.ones(1, SIDE))[:, :8].exp().sin().mean(), 4) == 0
 
 
 def test_a_model_of_several_layers_takes_less_memory() -> None:

@@ -34,6 +34,8 @@ SOURCE = FOLDER / "watch.cpp"
 _NAMES = "python storages holding operators home parts settings recipe path region unplanned moves kernel handle saved"
 HEADERS = tuple(FOLDER / f"{name}.h" for name in _NAMES.split())
 VARIABLE = "POOCH_NATIVE_WATCH"  # "0": a dispatch mode watches
+# What autograd may hold in place of a tensor. The native one is among them from loading on, as the native hooks make it.
+HANDLES: set[type] = set()
 # Operators that give views, though their schemas do not say so. What they give is looked at all the same.
 _UNDECLARED_VIEWS = frozenset(
     f"aten.{name}"
@@ -105,6 +107,7 @@ def _loaded() -> ModuleType | None:
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     module.use(_described, settings_now, refuse, changed_in_place)
+    HANDLES.add(module.Handle)
     return module
 
 
