@@ -197,11 +197,6 @@ def _drawn_from(func: Any, args: Any, kwargs: Any, device: torch.device) -> list
     return list(dict.fromkeys(here))
 
 
-def find_made(call: RecordedCall) -> list[MadeArgument]:
-    """Return the arguments of a call that the step itself produced."""
-    return [argument for argument in tensor_arguments(call) if isinstance(argument, MadeArgument)]
-
-
 def is_emptied(call: RecordedCall) -> bool:
     """Whether the program has emptied the storage of an argument, as FSDP does with gathered parameters."""
     return any(has_no_memory(argument.alias) for argument in outer_arguments(call))

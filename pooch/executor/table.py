@@ -81,7 +81,6 @@ class ActionTable:
         dropped: Values that the schedule releases by a "drop" action.
         replay_slots: Slots that begin with a replay.
         replayed: Slots of ops whose calls are recorded.
-        producer_of: Maps each value to the slot of the op that produces it.
         offsets: Maps each swapped value to its offset in the tier, in bytes.
         room_bytes: Maps each value to the size that it was planned with.
         gathered: Parameters in storages that FSDP fills and empties, which replays read while they are there.
@@ -105,7 +104,6 @@ class ActionTable:
     dropped: frozenset[int]
     replay_slots: frozenset[int]
     replayed: frozenset[int]
-    producer_of: dict[int, int]
     offsets: dict[int, int]
     room_bytes: dict[int, int]
     gathered: frozenset[int]
@@ -171,7 +169,6 @@ class ActionTable:
             dropped=frozenset(a.target for a in schedule.actions if a.kind == "drop"),
             replay_slots=frozenset(a.slot for a in schedule.actions if a.kind == "replay"),
             replayed=replayed,
-            producer_of={v: plan.first_slot + i for i, op in enumerate(plan.expected) for v in op.writes},
             offsets=dict(schedule.host_offsets),
             room_bytes={decision.value: decision.size_bytes for decision in plan.choices},
             gathered=frozenset(plan.gathered),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from .values import Value
@@ -41,7 +40,7 @@ class StepLock:
                 self._empty_queue()
             except BaseException:
                 self._depth -= 1
-                self._lock.release()  # once: `if_free` releases what it has acquired itself
+                self._lock.release()
                 raise
 
     def __exit__(self, *exception: object) -> None:
@@ -63,18 +62,6 @@ class StepLock:
             self._depth = 0
             self._lock.release()
         self._settle()
-
-    @contextmanager
-    def if_free(self) -> Iterator[bool]:
-        """Context manager that holds the lock, unless another thread does. Tells whether it does."""
-        if not self._lock.acquire(blocking=False):
-            yield False
-            return
-        try:
-            with self:
-                yield True
-        finally:
-            self._lock.release()
 
     def end(self, value: Value) -> None:
         """Report that a handle on a value was destroyed."""

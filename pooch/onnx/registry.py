@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 Run = TypeVar("Run", bound=Callable[..., Any])
-EVERY_INPUT = 16  # more than any operator that reads all of its inputs on the host
 
 
 class UnsupportedVariant(Exception):

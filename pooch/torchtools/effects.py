@@ -76,13 +76,6 @@ def argument_keys(args: Any, kwargs: Any) -> set[int]:
     return keys
 
 
-def find_plain_keys(arguments: Any) -> set[int]:
-    """Returns the storage keys of all tensors in nested arguments."""
-    keys: set[int] = set()
-    _collect_keys((arguments,), keys)
-    return keys
-
-
 def _collect_keys(items: Any, keys: set[int]) -> None:
     # This runs for every op of every step, and generators would be slower.
     for item in items:
