@@ -60,7 +60,7 @@ class Auto:
         if replace:
             end_held(models)
         governed = GovernedModels(models, None if device is None else device_named(device))
-        self._moves_in = device is not None
+        self._moves_in = device is not None and bool(models)
         device = governed.device
         refuse_a_second(device)
         tell, warn = (messages.tell, messages.warn) if tell is None else (tell, tell)
@@ -130,6 +130,13 @@ class Auto:
             model: The model.
         """
         self._driver.governed.release(model)
+
+    def expect_uncalled(self) -> None:
+        """Have steps begin where something is first saved for a backward pass, as long as no governed module is called.
+
+        Without that, they do from the second backward pass on if there was no call before the end of the first.
+        """
+        self._driver.expect_uncalled()
 
     def is_within_call(self) -> bool:
         """Whether the calling thread is within a governed call."""

@@ -26,9 +26,11 @@ class _Running(threading.local):
 
     Attributes:
         depth: Number of backward passes, one within the other.
+        device: Where what the outermost one began with lies.
     """
 
     depth = 0
+    device: torch.device | None = None
 
 
 RUNNING = _Running()
@@ -114,6 +116,8 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
         depth = running.depth
         builds_graph = bool(args[3] if len(args) > 3 else kwargs.get("create_graph", False))
         listeners = () if depth else BackwardWatch._listeners
+        if listeners:
+            running.device = getattr(args[0][0], "device", None) if args and args[0] else None
         for listener in listeners:
             listener.tell_begin(builds_graph)
         running.depth = depth + 1

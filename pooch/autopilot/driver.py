@@ -50,15 +50,17 @@ from .remarks import (
     Remarks,
 )
 from .running import RunningStep
-from .signature import StepKey, step_key
+from .signature import REGION, StepKey, step_key
 from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call, nothing_is_around
 from .standstill import Standstill
 from .steps import IN_CORE, DrivenStep, GovernedStep, RecordedStep
 from .summary import Counters, Decision, StepTimes, counted
+from .uncalled import UncalledSteps
 
 MOST_FORWARDS = 64  # calls without a backward pass after which a step is taken to be over
 TIGHT_SHARE = 0.7  # of the budget: a step that is known to take more is watched, though it fits
 _MOST_UNSETTLED_STEPS = 64  # a wrapper that has not arranged its buckets by then never will, as under `no_sync` alone
+_CALLS_IN_A_ROW = 3  # steps that began with a call, after which none is expected without
 _RECOUNTED_STEPS = (1, 2, 3, 10, 100)  # or the next one that is not far away from the budget
 _SELDOM_CHANGED = (2, 3)  # of these: those that count again only if some of what was counted is gone
 
@@ -91,13 +93,14 @@ class _Call(CallContext):
         quiet: The calls of the module that begin steps far away from the budget; None for what is no module.
 
     Attributes:
+        begins: Whether it belongs to a step.
         is_ended: Whether all was done that follows the call.
     """
 
     def __init__(self, driver: StepDriver, number: int, args: Any, kwargs: Any, quiet: QuietCalls | None) -> None:
         super().__init__()
         self._driver, self._call = driver, (number, args, kwargs, quiet)
-        self._begins = self._is_outermost = self.is_ended = False
+        self.begins = self._is_outermost = self.is_ended = False
         self._around: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> None:
@@ -106,13 +109,13 @@ class _Call(CallContext):
         if here.is_within_call:
             return
         call, self._call = self._call, _NO_CALL  # it must not hold the arguments, as it is known until the next one
-        self._begins = driver._begins(*call)
+        self.begins = driver._begins(*call)
         del call
-        if not self._begins and not here.is_beside:
+        if not self.begins and not here.is_beside:
             return
         self._is_outermost, here.call = True, self
         running = driver._running
-        if self._begins and running is not None:
+        if self.begins and running is not None:
             try:
                 around = running.step.around_call()
                 around.__enter__()
@@ -133,9 +136,9 @@ class _Call(CallContext):
         except BaseException:
             self._driver._abandon()
             raise
-        if self._begins and exception[0] is None:
+        if self.begins and exception[0] is None:
             self._driver._call_ended()
-        elif self._begins:
+        elif self.begins:
             self._driver._abandon()
         self.is_ended = True
 
@@ -220,6 +223,8 @@ class StepDriver:
         governed.place(self._surround, self._here)
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
         self._backward.start()
+        self._uncalled = UncalledSteps(partial(_region_of, weakref.ref(self)))
+        self._are_uncalled, self._calls_in_a_row = False, 0  # whether steps are expected without a call; steps with one
         self._changes = ModuleChanges()
         self._compiled = CallsEverywhere(partial(_compiled_call, weakref.ref(self)))
         self._compiled.begin()
@@ -249,9 +254,19 @@ class StepDriver:
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
-    def region(self) -> AbstractContextManager[None]:
+    def region(self) -> _Call:
         """Return a context that counts as a call of a governed module."""
-        return _Call(self, -1, (), {}, None)
+        return _Call(self, REGION, (), {}, None)
+
+    def uncalled_region(self) -> _Call:
+        """Return a context for a step without a call."""
+        self._calls_in_a_row = 0
+        return self.region()
+
+    def expect_uncalled(self) -> None:
+        """Have steps begin where something is first saved for a backward pass, as nothing governed is called."""
+        self._are_uncalled = True
+        self._uncalled.expect()
 
     def _surround(self, number: int, args: Any, kwargs: Any, quiet: QuietCalls) -> CallContext:
         """Surround one call of a governed module that is not within another one."""
@@ -272,6 +287,7 @@ class StepDriver:
             or self._running is not None
             or RUNNING.depth
             or (last is not None and not last.is_ended)
+            or self._are_uncalled
             or not nothing_is_around()
         ):
             return False
@@ -309,6 +325,10 @@ class StepDriver:
             last.__exit__(KeyboardInterrupt, None, None)
         if self._is_removed or BackwardWatch.is_running() or not is_ordinary_call():
             return False
+        if self._uncalled.are_expected:  # there are calls after all
+            self._uncalled.leave()
+            self._calls_in_a_row += 1
+            self._are_uncalled = self._calls_in_a_row < _CALLS_IN_A_ROW
         self._standstill.pass_by(is_in_step=True)
         if self._claim() and self._running is not None and self._running.is_over(MOST_FORWARDS):
             self._end(is_complete=False)
@@ -484,6 +504,7 @@ class StepDriver:
             if not self._standstill.is_ending:
                 return
         self._standstill.pass_by(is_in_step=True)
+        self._uncalled.leave()
         self._raise_failure()
         running = self._running
         if running is None or not running.is_of_this_thread:
@@ -504,13 +525,21 @@ class StepDriver:
         if running is not None and running.is_quiet and is_complete and self._ends_quietly(running):
             return
         if running is None or not running.is_of_this_thread:
+            is_alone = is_complete and running is None and not self._here.is_beside and not self._is_removed
             self._here.is_beside = False
+            if is_alone and not builds_graph and (self._are_uncalled or not self._steps):
+                if not self._are_uncalled:
+                    self._remarks.uncalled()
+                    self._persistence.step_passed_by()
+                self.expect_uncalled()
             return
         if builds_graph and running.is_open:
             running.is_in_backward = False
         else:
             self._end(is_complete)
             self._standstill.pass_by(is_in_step=False)
+            if self._are_uncalled:
+                self._uncalled.expect()
         if is_complete:  # else its own error goes first
             self._raise_failure()
 
@@ -697,6 +726,7 @@ class StepDriver:
         if not self._claim():
             raise UsageError("a step is running in another thread: call remove() there, or after its backward pass")
         self._is_removed, self._quiet = True, None
+        self._uncalled.leave()
         if self._running is not None:
             self._end(is_complete=False)
         self._claimed = None
@@ -713,6 +743,7 @@ class StepDriver:
     def leave_alone(self) -> None:
         """In a forked child, such as a worker that loads data: hold nothing. The threads of its parent are not here."""
         self._is_removed, self._quiet = True, None
+        self._uncalled.leave()
         if self._running is not None:
             self._running.close_forward()
             self._running = None
@@ -756,6 +787,11 @@ def _compiled_call(driver: weakref.ref[StepDriver], compiled: object) -> None:
     here = driver()
     if here is not None:
         here.compiled_call(compiled)
+
+
+def _region_of(driver: weakref.ref[StepDriver]) -> _Call | None:
+    here = driver()
+    return None if here is None or here._is_removed else here.uncalled_region()
 
 
 def _let_state_leave(driver: weakref.ref[StepDriver]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -25,15 +26,17 @@ from ..ground.errors import InfeasibleTier, UsageError
 from ..torchtools.calls import COMPILED_LATER, PLACE, CallRegion
 from ..torchtools.stand_ins import Place, StandIns
 from .autopilot import Auto, auto
-from .backward import BackwardWatch
+from .backward import RUNNING, BackwardWatch
 from .budget import budget_of
 from .governed import device_named
+from .remarks import uncalled
 from .stacks import is_ordinary_call
 from .summary import AutoSummary
 
 _compiling_now = torch._C._dynamo.eval_frame.get_eval_frame_callback
 # Wrappers of a model that call it. What they hold is governed in their place.
 _TRANSPARENT = ("DistributedDataParallel",)
+_WITHOUT_A_MODEL = 2  # backward passes, until it is taken that there is none: one may be found with its second step
 _MOST_REFUSALS = 1000  # lines: a program may make models for as long as it runs
 
 
@@ -93,6 +96,8 @@ class ModelFinder:
         self._refused: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._process = os.getpid()
         self._is_on = self._is_skipped = False
+        self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
+        self._unfound: float = 0  # backward passes of the program so far
 
     def start(self) -> None:
         """Begin to look."""
@@ -101,6 +106,8 @@ class ModelFinder:
         if self._moves is not None:
             self._moves.use(self)
         COMPILED_LATER.use(self)
+        if self._device is None:
+            self._backward.start()
 
     def stop(self, *, verbose: bool = False) -> AutoSummary | None:
         """Look no longer, take the budget off, and return what happened, or None if no model was found.
@@ -110,6 +117,7 @@ class ModelFinder:
         """
         if self._is_on:
             self._is_on = False
+            self._backward.stop()
             COMPILED_LATER.leave(self)
             setattr(torch.nn.Module, PLACE, None)
             self._live.close()
@@ -157,6 +165,31 @@ class ModelFinder:
         """Note that a module was compiled in place, where it would not be looked for any more."""
         if self._is_on:
             vars(module)[PLACE] = _CompiledInPlace(self, module, vars(module)[PLACE])
+
+    # Programs without modules -----------------------------------------------------------------------------------------
+
+    def _backward_begins(self, builds_graph: bool) -> None:
+        """Do nothing: what it is about is seen when it has ended."""
+
+    def _backward_ended(self, is_complete: bool, builds_graph: bool) -> None:
+        """Put a program under the budget that trains tensors which belong to no module, in its second backward pass."""
+        device = RUNNING.device
+        if self.auto is not None or self._refused:
+            self._backward.stop()
+        if self.auto is not None or self._refused or not is_complete or builds_graph or not self._is_outermost():
+            return
+        self._unfound += 1
+        if self._unfound < _WITHOUT_A_MODEL or device is None:
+            return
+        try:
+            self.auto = Auto([], self._budget, tell=self._tell, **{**self._options, "device": device})
+        except UsageError as error:
+            self._unfound = -math.inf
+            self.refusals.append(f"tensors of no module are not under the budget: {error}")
+            self._tell(self.refusals[-1])
+            return
+        self._tell(uncalled(_WITHOUT_A_MODEL))
+        self.auto.expect_uncalled()
 
     def _is_outermost(self) -> bool:
         if not self._is_on or os.getpid() != self._process or getattr(_ungoverned, "depth", 0) > 0:

@@ -88,8 +88,9 @@ class GovernedModels:
     Only the models hold the regions; this holds neither.
 
     Args:
-        models: The models.
-        device: Where they compute, if they are to be moved there. Then batches are as well.
+        models: The models. There may be none yet, in programs that train tensors of no module.
+        device: Where they compute, if they are to be moved there. Then batches are as well. Of no models: where they
+            would be.
 
     Attributes:
         device: Their device.
@@ -107,8 +108,8 @@ class GovernedModels:
             refuse_taken(model, can_replace=True, takes_compiled=True)
         if device is not None and str(device) == device.type:
             device = accelerators.current_device(device.type)
-        self._carrier = None if device is None else Carrier(device)
-        devices = {model_device(model) if device is None else device for model in models}
+        self._carrier = None if device is None or not models else Carrier(device)
+        devices = {model_device(model) for model in models} if device is None else {device}
         if len(devices) != 1:
             raise UsageError(f"the models are on {len(devices)} devices: use pooch.auto for those of one device")
         self.device = devices.pop()

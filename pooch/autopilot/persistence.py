@@ -71,6 +71,7 @@ class Persistence:
         self._is_refused = self._has_begun = False
         self._moved_in: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # of models that do not fit
         self._has_missed = False  # whether the budget was passed in the last step, or in an optimizer's after it
+        self._has_passed_by = False  # whether that was not under it
         self._hook = register_optimizer_step_post_hook(partial(_stepped, weakref.ref(self)))
         self._calls = CallsEverywhere(partial(_compiled_call_begins, weakref.ref(self)))
         self._models: Sequence[weakref.ref[torch.nn.Module]] = ()
@@ -90,9 +91,14 @@ class Persistence:
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step, with as much state as it will have."""
-        self._has_missed = self._has_missed or self._evictor.missing_bytes > 0
+        self._has_missed = self._has_missed or (self._evictor.missing_bytes > 0 and not self._has_passed_by)
         if self._unseen:
             self._tell_of_unseen(optimizer)
+
+    def step_passed_by(self) -> None:
+        """Note that a step was not under the budget, and that this was told: what it took is no reason for anything."""
+        self._has_passed_by = True
+        self._unseen.clear()
 
     def _tell_of_unseen(self, optimizer: torch.optim.Optimizer) -> None:
         """Tell that a model is trained whose calls are not seen, once."""
@@ -102,8 +108,8 @@ class Persistence:
                 self._unseen.clear()
                 name = type(model).__name__
                 self._tell(
-                    f"an optimizer has made a step, but no call of {name} was seen, as of one with a `__call__` of its "
-                    "own, so the budget is not held: compute the loss inside of `with auto.region():`"
+                    f"an optimizer has made a step, but neither a call of {name} nor a backward pass was seen, as "
+                    "where torch.func computes the gradients, so the budget is not held: compute them by loss.backward()"
                 )
                 return
 
@@ -183,6 +189,7 @@ class Persistence:
             budget_bytes: The budget, or None if it is not known yet.
         """
         self._unseen.clear()
+        self._has_passed_by = False
         self._models, self._may_resort = [weakref.ref(model) for model in models], True
         memory = self.memory
         if memory is None:

@@ -66,6 +66,10 @@ class Remarks:
         if self._told.is_new(why):
             self._tell(f"a step could not follow its plan, and is recorded and planned again: {why}")
 
+    def uncalled(self) -> None:
+        """Tell that steps begin without a call of a model, and that one has passed by."""
+        self._tell(uncalled(1))
+
     def called_within_compiled(self) -> None:
         """Tell that a model is called within what was compiled of it."""
         if self._told.is_new(CALLED_WITHIN):
@@ -106,3 +110,16 @@ class Remarks:
     def larger_budget(self, budget_bytes: int) -> None:
         """Tell the budget where another optimizer has created its state since it was told."""
         self._tell(f"the budget is {format_bytes(budget_bytes)} from now on: another optimizer has created its state")
+
+
+def uncalled(passes: int) -> str:
+    """Return what is told where steps begin without a call of a model.
+
+    Args:
+        passes: Backward passes that were not under the budget.
+    """
+    ended = "a backward pass" if passes == 1 else f"{passes} backward passes"
+    return (
+        f"{ended} ended before a governed model was called, and so not under the budget: from here on a step begins "
+        "where something is first saved for a backward pass"
+    )

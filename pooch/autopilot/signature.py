@@ -10,6 +10,8 @@ import torch
 
 from ..torchtools.tensors import dtype_name
 
+REGION = -1  # what is called, where it is no module; parts of the first model share it, and are given tensors
+
 
 @dataclass(frozen=True, slots=True)
 class StepKey:
@@ -31,7 +33,8 @@ class StepKey:
             if isinstance(kind, tuple):
                 shapes.append("x".join(map(str, self.sizes[position : position + kind[1]])) or "scalar")
                 position += kind[1]
-        return ", ".join(dict.fromkeys(shapes)) or "no tensors"
+        is_region = self.family[1] == REGION  # which is given nothing
+        return ", ".join(dict.fromkeys(shapes)) or ("any shape" if is_region else "no tensors")
 
 
 def step_key(

@@ -97,6 +97,11 @@ class LooseStack:
         """Whether the calling thread is the one whose stacks these are."""
         return self._thread.is_here
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is entered any more."""
+        return not self._entered
+
     def close(self) -> None:
         """Leave everything that was entered. May be repeated, and has to be if it was interrupted."""
         if self.is_here:

@@ -1,0 +1,116 @@
+"""Steps of programs that call no governed module: they begin where something is first saved for a backward pass.
+
+So it is with tensors that belong to no module, with `model.forward(...)`, and with a `__call__` of the model's own.
+What is saved first is an operand of an op that runs already, so the step sees its result as something from outside.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from ..torchtools.mode_stacks import LooseStack
+from ..torchtools.outside import changed_in_place
+from ..torchtools.standing_aside import StepHooks
+from .stacks import has_own_hooks
+
+_top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+class StepRegion(AbstractContextManager[None], Protocol):
+    """What counts as a call, from the first saved tensor until the backward pass.
+
+    Attributes:
+        begins: Whether it belongs to a step.
+    """
+
+    begins: bool
+
+
+class _Here(threading.local):
+    """What there is of it in the calling thread.
+
+    Attributes:
+        waiting: Holds the hooks that wait for a saved tensor.
+        region: The region that one has begun.
+    """
+
+    waiting: LooseStack | None = None
+    region: StepRegion | None = None
+
+
+class UncalledSteps:
+    """Begins steps without a call.
+
+    Args:
+        region: Makes a region, or returns None once nothing is governed any more.
+    """
+
+    def __init__(self, region: Callable[[], StepRegion | None]) -> None:
+        self._new_region, self._here = region, _Here()
+        self._waiting: list[LooseStack] = []  # of all threads
+
+    @property
+    def are_expected(self) -> bool:
+        """Whether a step of the calling thread waits for its beginning, or has begun."""
+        return self._here.waiting is not None or self._here.region is not None
+
+    def expect(self) -> None:
+        """Have the next step of the calling thread begin with the first tensor that is saved in it."""
+        if self.are_expected or has_own_hooks():
+            return
+        for stack in list(self._waiting):
+            if not stack.is_here:
+                self._close(stack)
+        stack = LooseStack()
+        self._waiting.append(stack)
+        self._here.waiting = stack  # before hooks are in place, since Ctrl-C may come at any time
+        stack.enter_context(StepHooks(self._pack, _unpack))
+
+    def leave(self) -> None:
+        """Wait no longer in the calling thread, and leave the region that has begun there, if one has."""
+        here = self._here
+        stack, region = here.waiting, here.region
+        if stack is not None:
+            self._close(stack)
+            here.waiting = None
+        if region is not None:
+            here.region = None
+            region.__exit__(None, None, None)
+
+    def _close(self, stack: LooseStack) -> None:
+        """Take hooks away, if they are of the calling thread or of one that has ended."""
+        stack.close()
+        if stack.is_over:
+            self._waiting.remove(stack)
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        """Begin a step, and have its own hooks pack the tensor."""
+        self.leave()
+        region = self._new_region()
+        if region is not None:
+            with torch.enable_grad():  # as around the op: PyTorch calls hooks without
+                region.__enter__()
+            if region.begins:
+                self._here.region = region
+            else:
+                region.__exit__(None, None, None)
+                self.expect()
+        own = _top_hooks(False)
+        if own is None or self._here.region is None:
+            return tensor, tensor._version
+        pack, unpack = own
+        return unpack, pack(tensor)
+
+
+def _unpack(packed: Any) -> torch.Tensor:
+    first, second = packed
+    if not isinstance(first, torch.Tensor):
+        return first(second)  # type: ignore[no-any-return]
+    if first._version != second:
+        raise changed_in_place(first.type(), list(first.shape))
+    return first
