@@ -109,7 +109,7 @@ class Persistence:
                 name = type(model).__name__
                 self._tell(
                     f"an optimizer has made a step, but neither a call of {name} nor a backward pass was seen, as "
-                    "where torch.func computes the gradients, so the budget is not held: compute them by loss.backward()"
+                    "where torch.func computes gradients, so the budget is not held: compute them by loss.backward()"
                 )
                 return
 
