@@ -10,7 +10,7 @@ import torch
 import pooch.profiler.assembly
 from pooch.analysis.dataflow import Dataflow
 from pooch.api.evaluation import StageEvaluator
-from pooch.api.planning import manual_plan
+from pooch.api.manual import manual_plan
 from pooch.ir import Decisions, Link, Plan, Profile, Region
 from pooch.profiler import ProfileOptions, profile_step
 

@@ -19,7 +19,7 @@ import torch
 
 from pooch.analysis.dataflow import Dataflow
 from pooch.api.evaluation import StageEvaluator
-from pooch.api.planning import manual_plan
+from pooch.api.manual import manual_plan
 from pooch.executor import apply_plan
 from pooch.executor.engines import make_engine
 from pooch.ground.units import format_bytes

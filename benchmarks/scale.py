@@ -23,7 +23,7 @@ from torch import nn
 
 import pooch
 from pooch.analysis.dataflow import Dataflow
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.api.simulation import simulate
 from pooch.errors import InfeasibleBudget, PoochError
 from pooch.ir import Choice, Plan, Profile

@@ -26,8 +26,9 @@ from benchmarks.peers.workloads import llama
 from benchmarks.samples import ratios, told
 from benchmarks.tables import Row, earlier_results, markdown_table, tell, write_results
 from pooch.api.measure.training import first_difference, train_steps
-from pooch.api.planning import plan, smallest_budget
+from pooch.api.planning import plan
 from pooch.api.profiling import profile_workload
+from pooch.api.smallest import smallest_budget
 from pooch.api.split_profiling import with_split
 from pooch.ground.units import format_bytes
 from pooch.ir import Profile

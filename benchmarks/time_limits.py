@@ -19,7 +19,7 @@ from benchmarks.samples import told
 from benchmarks.tables import Row, markdown_table, tell, write_results
 from pooch.analysis.dataflow import Dataflow
 from pooch.api.evaluation import StageEvaluator
-from pooch.api.planning import smallest_budget
+from pooch.api.smallest import smallest_budget
 from pooch.ir import Profile
 from tests.planner.networks import PCIE_16, gpt2
 from tests.planner.support import make_plan

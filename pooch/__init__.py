@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from .api.batch_search.max_batch import max_batch as max_batch
     from .api.batch_search.results import MaxBatch as MaxBatch
     from .api.guarding import guard as guard
+    from .api.manual import plan_from_decisions as plan_from_decisions
     from .api.planning import plan as plan
-    from .api.planning import plan_from_decisions as plan_from_decisions
-    from .api.planning import smallest_budget as smallest_budget
     from .api.profiling import profile as profile
     from .api.simulation import simulate as simulate
+    from .api.smallest import smallest_budget as smallest_budget
     from .autopilot import Auto as Auto
     from .autopilot import AutoSummary as AutoSummary
     from .autopilot import auto as auto
@@ -74,9 +74,11 @@ _NAMES = {
     "api.batch_search.max_batch": ("max_batch",),
     "api.batch_search.results": ("MaxBatch",),
     "api.guarding": ("guard",),
-    "api.planning": ("plan", "plan_from_decisions", "smallest_budget"),
+    "api.manual": ("plan_from_decisions",),
+    "api.planning": ("plan",),
     "api.profiling": ("profile",),
     "api.simulation": ("simulate",),
+    "api.smallest": ("smallest_budget",),
     "autopilot": ("Auto", "AutoSummary", "auto"),
     "errors": (
         "FileFormatError",

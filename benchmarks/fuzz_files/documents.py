@@ -14,7 +14,7 @@ import pooch
 from benchmarks.fuzz_files.judging import ANSWERED, Defect, Kind, command, refusal
 from benchmarks.fuzz_files.mutations import change_tree, changed_bytes, json_text
 from pooch.analysis.dataflow import Dataflow
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.errors import PoochError
 from pooch.ir import Plan, Profile, Split
 from pooch.ir.files import checksum

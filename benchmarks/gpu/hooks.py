@@ -14,7 +14,7 @@ from torch import nn
 import pooch.profiler.assembly
 from benchmarks.gpu.job import Job, Verdict
 from benchmarks.gpu.repeatable import on_device
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.executor import Run, apply_plan
 from pooch.ir import Choice, Link, Plan, Profile
 from pooch.profiler import ProfileOptions, profile_step

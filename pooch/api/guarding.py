@@ -16,9 +16,10 @@ from ..ir import Plan, Profile, Region
 from ..ir.arguments import plan_of, profile_of
 from .budgets import is_smallest
 from .options import plan_options
-from .planning import budget_in_bytes, plan_with
+from .planning import plan_with
 from .planning_aside import is_worthwhile
 from .profiling import profile as make_profile
+from .smallest import budget_in_bytes
 
 if TYPE_CHECKING:
     import torch

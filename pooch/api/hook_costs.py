@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..ground.errors import PoochError
 from ..ground.progress import Progress
 from ..ir import Decisions, HookCosts, Link, Plan, Profile
-from .planning import plan_from_decisions
+from .manual import plan_from_decisions
 
 if TYPE_CHECKING:
     import torch

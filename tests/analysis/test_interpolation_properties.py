@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pooch.analysis.interpolation import KnownStep, carried_over, interpolated_profile
 from pooch.analysis.interpolation.dimensions import CannotTell, SizeRule, varying_dimensions
 from pooch.api.hooked import dataflow_of
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.ir import Profile
 from pooch.ir.consistency import check_profile
 from pooch.simulator import simulate

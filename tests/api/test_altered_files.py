@@ -19,7 +19,7 @@ import torch
 
 import pooch
 from pooch.analysis.dataflow import Dataflow
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.api.simulation import simulate
 from pooch.errors import PoochError
 from pooch.executor import apply_plan

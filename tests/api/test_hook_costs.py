@@ -10,7 +10,7 @@ import torch
 
 import pooch
 from pooch.api.hook_costs import _Chain, _op_and_step_ms, _Taken, measure_hook_costs, with_hook_costs
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.api.simulation import simulate_in_core
 from pooch.errors import FileFormatError, TierError
 from pooch.ir import Choice, HookCosts, Profile, Region

@@ -11,8 +11,8 @@ import pytest
 import pooch
 from pooch import planner
 from pooch.api.evaluation import StageEvaluator
+from pooch.api.manual import plan_from_decisions
 from pooch.api.measure.comparison import compare, policy_names
-from pooch.api.planning import plan_from_decisions
 from pooch.api.simulation import simulate_in_core
 from pooch.errors import InfeasibleBudget, InvalidSchedule, PlanMismatch, UsageError
 from pooch.ir import Link

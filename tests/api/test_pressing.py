@@ -11,8 +11,8 @@ import pooch
 from pooch.api import pressing
 from pooch.api.hooked import dataflow_of
 from pooch.api.options import PlanOptions
-from pooch.api.planning import smallest_with
 from pooch.api.pressing import plan_under_pressure
+from pooch.api.smallest import smallest_with
 from pooch.ir import HookCosts, Plan, Profile
 from tests.toys import blocks
 

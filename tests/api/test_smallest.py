@@ -12,10 +12,10 @@ import pooch
 from pooch.api import profiling
 from pooch.api.batch_search.max_batch import max_batch
 from pooch.api.budgets import parse_budget
+from pooch.api.manual import plan_from_decisions
 from pooch.api.measure.comparison import compare
 from pooch.api.measure.measuring import optimize
 from pooch.api.options import PlanOptions
-from pooch.api.planning import plan_from_decisions
 from pooch.errors import InfeasibleBudget, UsageError
 from pooch.executor.engines import measurement
 from pooch.ir import Profile

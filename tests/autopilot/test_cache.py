@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.autopilot.cache import Cached, PlanCache, Purpose, Seat
 from pooch.autopilot.signature import StepKey
 from pooch.errors import UsageError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.cli import main
 from pooch.cli.output import ProgressLine, progress_shown
 from pooch.cli.phases import Phases

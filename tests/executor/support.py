@@ -12,7 +12,7 @@ from torch import Tensor
 from pooch.analysis.dataflow import Dataflow
 from pooch.api.evaluation import StageEvaluator
 from pooch.api.hooked import dataflow_of
-from pooch.api.planning import manual_plan
+from pooch.api.manual import manual_plan
 from pooch.executor import Run, RunStats, apply_plan
 from pooch.ir import Choice, Decisions, Link, Plan, Profile, Region
 from pooch.profiler import ProfileOptions, profile_step

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 import pooch
-from pooch.api.planning import plan_from_decisions, smallest_budget
+from pooch.api.manual import plan_from_decisions
+from pooch.api.smallest import smallest_budget
 from pooch.errors import UsageError
 from pooch.executor import Run, apply_plan
 from pooch.ir import Plan, Region

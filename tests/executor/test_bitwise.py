@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pooch
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.ir import Choice, Region
 from tests.executor.nets import KINDS, make_job
 from tests.executor.support import (

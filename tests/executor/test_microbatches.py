@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import pooch
 from pooch.analysis.dataflow import Dataflow
 from pooch.api.evaluation import StageEvaluator
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.errors import InvalidSchedule, UsageError
 from pooch.executor import apply_plan
 from pooch.executor.engines import cpu

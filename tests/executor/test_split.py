@@ -15,8 +15,9 @@ from torch.nn import functional
 
 from pooch.api import split_profiling
 from pooch.api.measure.training import first_difference, train_steps
-from pooch.api.planning import plan, smallest_budget
+from pooch.api.planning import plan
 from pooch.api.simulation import simulate
+from pooch.api.smallest import smallest_budget
 from pooch.api.split_profiling import with_split
 from pooch.errors import InfeasibleBudget, PlanMismatch
 from pooch.executor import apply_plan

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pooch.api.guarding import Guard
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.errors import TierError, UsageError
 from pooch.executor import apply_plan
 from pooch.executor.engines import pinned

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 import pooch
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.api.simulation import simulate
 from pooch.errors import PoochError, UsageError
 from pooch.ir import Plan

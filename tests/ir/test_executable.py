@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pooch.analysis.dataflow import Dataflow
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.api.simulation import simulate
 from pooch.errors import InvalidSchedule, PlanMismatch
 from pooch.ir import Action, Plan, Profile, Region, Schedule

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 import pooch
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.devices.catalogue import read_catalogue
 from pooch.errors import FileFormatError
 from pooch.ir import Plan, Profile

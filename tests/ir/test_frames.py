@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import pooch
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from tests.toys import blocks, chain
 
 

@@ -15,7 +15,7 @@ from torch.cuda import _memory_viz as viz
 
 import pooch
 from pooch.analysis.dataflow import Dataflow
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.api.step_lives import lives_of
 from pooch.ir import Plan, Profile
 from pooch.ir.lives import Life, StepLives

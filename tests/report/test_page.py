@@ -11,7 +11,7 @@ import pytest
 
 import pooch
 from pooch.analysis.dataflow import Dataflow
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.api.simulation import simulate
 from pooch.errors import PlanMismatch, UsageError
 from pooch.ir import Plan, Profile

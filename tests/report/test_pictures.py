@@ -10,7 +10,7 @@ import pytest
 
 from pooch.analysis.dataflow import Dataflow
 from pooch.api.batch_search.results import MaxBatch, SizePoint, Sizes
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.api.simulation import simulate
 from pooch.errors import UsageError
 from pooch.ground.units import format_bytes

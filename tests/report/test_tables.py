@@ -11,10 +11,10 @@ from rich.console import Console
 
 import pooch
 from pooch.analysis.dataflow import Dataflow
+from pooch.api.manual import plan_from_decisions
 from pooch.api.measure.comparison import compare
 from pooch.api.measure.doubt import doubt_of_sizes, doubt_of_training
 from pooch.api.measure.training_report import TrainingReport
-from pooch.api.planning import plan_from_decisions
 from pooch.errors import InfeasibleBudget
 from pooch.ir import Device, HookCosts, Plan, Profile
 from pooch.report import summaries, tables

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pooch.analysis.dataflow import Dataflow
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.errors import FileFormatError, InvalidSchedule
 from pooch.ir import Choice, GatheredUnit, Profile
 from pooch.ir.executable import check_plan

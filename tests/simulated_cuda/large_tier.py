@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pooch.api.planning import plan_from_decisions
+from pooch.api.manual import plan_from_decisions
 from pooch.errors import TierError
 from pooch.executor import apply_plan
 from pooch.ir import Link, Plan, Profile

@@ -13,7 +13,8 @@ from ...ground.progress import Progress, silent
 from ...ir import Profile
 from ..budgets import parse_budget
 from ..options import PlanOptions
-from ..planning import plan_with, smallest_with
+from ..planning import plan_with
+from ..smallest import smallest_with
 from .line_search import largest_within
 from .results import MaxBatch, SizePoint, Sizes
 

@@ -18,9 +18,10 @@ from ...torchtools.determinism import deterministic_algorithms
 from ...torchtools.memory_trace import earlier_objects_exempt
 from ...torchtools.training_state import seed_all
 from ...workloads import Workload
+from ..manual import plan_from_decisions
 from ..measure.training import Trained, first_difference, train_steps
 from ..options import PlanOptions
-from ..planning import plan_from_decisions, plan_here
+from ..planning import plan_here
 from .finding import Figure, Finding, Patient
 from .models import MODELS, Build
 

@@ -11,7 +11,8 @@ from ...ir import Plan, Profile
 from ...planner import described, policy_names
 from ...workloads.loading import WorkloadFactory
 from ..options import PlanOptions
-from ..planning import budget_in_bytes, plan_with
+from ..planning import plan_with
+from ..smallest import budget_in_bytes
 from .timing import time_in_turns
 from .training import train_steps
 

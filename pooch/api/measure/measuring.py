@@ -11,9 +11,10 @@ from ...ir import Plan, Profile
 from ...workloads.loading import WorkloadFactory
 from ..budgets import check_budget
 from ..options import PlanOptions
-from ..planning import budget_in_bytes, plan_with
+from ..planning import plan_with
 from ..planning_aside import is_worthwhile
 from ..profiling import Mode, profile_workload
+from ..smallest import budget_in_bytes
 from .arena_training import train_on_arena
 from .checking import judge, train_reference
 from .hard_limit import LimitedJob, LimitedOutcome, train_limited

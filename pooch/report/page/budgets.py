@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy
 
 from ...api.options import PlanOptions
-from ...api.planning import budget_in_bytes, plan_with, smallest_with
+from ...api.planning import plan_with
+from ...api.smallest import budget_in_bytes, smallest_with
 from ...ground.errors import InfeasibleBudget, UsageError
 from ...ground.progress import PlanningProgress
 from ...ground.units import format_bytes
