@@ -33,7 +33,7 @@ class StepKey:
             if isinstance(kind, tuple):
                 shapes.append("x".join(map(str, self.sizes[position : position + kind[1]])) or "scalar")
                 position += kind[1]
-        is_region = self.family[1] == REGION  # which is given nothing
+        is_region = self.family[1:2] == (REGION,)  # which is given nothing
         return ", ".join(dict.fromkeys(shapes)) or ("any shape" if is_region else "no tensors")
 
 

@@ -1,7 +1,8 @@
 """Steps of programs that call no governed module: they begin where something is first saved for a backward pass.
 
 So it is with tensors that belong to no module, with `model.forward(...)`, and with a `__call__` of the model's own.
-What is saved first is an operand of an op that runs already, so the step sees its result as something from outside.
+What is saved first belongs to an op that runs already. The step does not see that op, so what it saves is kept: its
+result is something from outside, and the history of that must not hold the step.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..torchtools.standing_aside import StepHooks
 from .stacks import has_own_hooks
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
+_next_node: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
 class StepRegion(AbstractContextManager[None], Protocol):
@@ -35,12 +37,14 @@ class _Here(threading.local):
     """What there is of it in the calling thread.
 
     Attributes:
-        waiting: Holds the hooks that wait for a saved tensor.
+        waiting: Holds the hooks that wait for a saved tensor, or for the first one of the op after that.
         region: The region that one has begun.
+        node: What autograd counts its next node by, as long as the op runs in which the region has begun.
     """
 
     waiting: LooseStack | None = None
     region: StepRegion | None = None
+    node = -1
 
 
 class UncalledSteps:
@@ -61,8 +65,10 @@ class UncalledSteps:
 
     def expect(self) -> None:
         """Have the next step of the calling thread begin with the first tensor that is saved in it."""
-        if self.are_expected or has_own_hooks():
-            return
+        if not self.are_expected and not has_own_hooks():
+            self._wait()
+
+    def _wait(self) -> None:
         for stack in list(self._waiting):
             if not stack.is_here:
                 self._close(stack)
@@ -73,14 +79,16 @@ class UncalledSteps:
 
     def leave(self) -> None:
         """Wait no longer in the calling thread, and leave the region that has begun there, if one has."""
-        here = self._here
-        stack, region = here.waiting, here.region
+        self._wait_no_longer()
+        region, self._here.region = self._here.region, None
+        if region is not None:
+            region.__exit__(None, None, None)
+
+    def _wait_no_longer(self) -> None:
+        stack = self._here.waiting
         if stack is not None:
             self._close(stack)
-            here.waiting = None
-        if region is not None:
-            here.region = None
-            region.__exit__(None, None, None)
+            self._here.waiting = None
 
     def _close(self, stack: LooseStack) -> None:
         """Take hooks away, if they are of the calling thread or of one that has ended."""
@@ -89,22 +97,33 @@ class UncalledSteps:
             self._waiting.remove(stack)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        """Begin a step, and have its own hooks pack the tensor."""
-        self.leave()
+        """Begin a step, and have its own hooks pack what the ops after this one save."""
+        here, node = self._here, _next_node()
+        if here.region is None:
+            self.leave()
+            self._begin()
+            here.node = node
+        elif node != here.node:
+            self._wait_no_longer()
+            own = _top_hooks(False)
+            if own is not None:
+                pack, unpack = own
+                return unpack, pack(tensor)
+        return tensor, tensor._version
+
+    def _begin(self) -> None:
         region = self._new_region()
-        if region is not None:
-            with torch.enable_grad():  # as around the op: PyTorch calls hooks without
-                region.__enter__()
-            if region.begins:
-                self._here.region = region
-            else:
-                region.__exit__(None, None, None)
-                self.expect()
-        own = _top_hooks(False)
-        if own is None or self._here.region is None:
-            return tensor, tensor._version
-        pack, unpack = own
-        return unpack, pack(tensor)
+        if region is None:
+            return
+        with torch.enable_grad():  # as around the op: PyTorch calls hooks without
+            region.__enter__()
+        if region.begins:
+            self._here.region = region
+            if has_own_hooks():  # else nothing is done in the step
+                self._wait()
+        else:
+            region.__exit__(None, None, None)
+            self.expect()
 
 
 def _unpack(packed: Any) -> torch.Tensor:

@@ -17,6 +17,7 @@ from pooch.autopilot import Auto
 from pooch.autopilot.finding import ModelFinder
 from pooch.autopilot.stacks import has_own_hooks
 from pooch.autopilot.uncalled import UncalledSteps
+from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.torchtools.memory_trace import live_bytes
 
@@ -110,10 +111,10 @@ def with_failures() -> list[Tensor]:
     return tensors
 
 
-def found(train: Train, budget: int) -> tuple[list[Tensor], ModelFinder, list[str]]:
+def found(train: Train) -> tuple[list[Tensor], ModelFinder, list[str]]:
     gc.collect()
     told = list[str]()
-    finder = ModelFinder(budget, tell=told.append)
+    finder = ModelFinder(live_bytes(CPU) + FEW_BYTES, tell=told.append)
     finder.start()
     try:
         return train(), finder, told
@@ -124,7 +125,7 @@ def found(train: Train, budget: int) -> tuple[list[Tensor], ModelFinder, list[st
 @pytest.mark.parametrize("train", [by_hand, of_several_shapes, of_two_losses, with_a_penalty, with_failures])
 def test_tensors_of_no_module_are_trained_with_the_same_bits_and_values_leave(train: Train) -> None:
     plain = train()
-    trained, finder, told = found(train, live_bytes(CPU) + FEW_BYTES)
+    trained, finder, told = found(train)
     assert all(map(torch.equal, plain, trained))
     assert finder.auto is not None
     summary = finder.auto.summary()
@@ -132,6 +133,40 @@ def test_tensors_of_no_module_are_trained_with_the_same_bits_and_values_leave(tr
     assert summary.swapped_bytes + summary.recomputed_ops > 0
     assert sum("2 backward passes ended before a governed model was called" in line for line in told) == 1
     assert not has_own_hooks()
+
+
+@pytest.mark.parametrize("first_op", [torch.matmul, torch.mul], ids=["of a weight", "of two activations"])
+def test_a_forward_pass_that_is_dropped_is_freed(first_op: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Recipes hold what comes from outside of the step, and that its history."""
+
+    def train() -> list[Tensor]:
+        for number in range(8):
+            rows = torch.randn(ROWS, SIDE, requires_grad=True)
+            other = tensors[0] if first_op is torch.matmul else torch.rand(ROWS, SIDE)
+            hidden = first_op(rows, other)
+            for each in tensors:
+                hidden = torch.tanh(hidden @ each)
+            if number % 3 != 2:
+                hidden.mean().backward()
+                stepped(tensors)
+        return []
+
+    tensors = weights()
+    _, finder, _ = found(train)
+    assert finder.auto is not None
+    assert finder.auto.summary().steps >= 3
+    allocator = counting_allocator()
+    assert isinstance(allocator, CountingAllocator)
+    user = object()
+    allocator.install(user, reads_peak=False)
+    try:
+        found(train)
+        before_bytes = allocator.live_bytes()
+        found(train)
+        gc.collect()
+        assert allocator.live_bytes() <= before_bytes
+    finally:
+        allocator.remove(user)
 
 
 def test_the_budget_is_held_from_the_third_backward_pass_on() -> None:
@@ -148,7 +183,7 @@ def test_the_budget_is_held_from_the_third_backward_pass_on() -> None:
 
     gc.collect()
     budget_bytes = live_bytes(CPU) + FEW_BYTES
-    found(train, budget_bytes)
+    found(train)
     assert min(peaks[:2]) > budget_bytes, "otherwise this shows nothing"
     assert max(peaks[2:]) <= budget_bytes
 
@@ -292,7 +327,7 @@ def test_programs_that_train_modules_are_not_taken_for_others() -> None:
             model(torch.randn(ROWS, SIDE)).square().mean().backward()
         return list(model.parameters())
 
-    _, finder, told = found(train, live_bytes(CPU) + FEW_BYTES)
+    _, finder, told = found(train)
     assert finder.auto is not None
     assert finder.auto.summary().steps == 3
     assert not any("before a governed model was called" in line for line in told)
