@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,6 +35,16 @@ class _Running(threading.local):
 
 
 RUNNING = _Running()
+
+
+@contextmanager
+def own_passes() -> Iterator[None]:
+    """Context manager around backward passes of Pooch's own, of which nobody is told."""
+    RUNNING.depth += 1
+    try:
+        yield
+    finally:
+        RUNNING.depth -= 1
 
 
 class BackwardWatch:

@@ -20,6 +20,7 @@ from ..profiler.step import is_profiling
 from ..torchtools.accelerators import has_streams
 from ..torchtools.memory_trace import earlier_objects_exempt
 from ..torchtools.out_of_memory import forgotten, is_out_of_memory
+from .backward import own_passes
 from .stacks import can_outlast_the_call
 
 
@@ -104,7 +105,8 @@ class DeviceCosts:
         try:
             link = measure_device_link(self._device, max(0, room_bytes))
             self._speed.start_from(link)
-            hooks = measure_hook_costs(self._device.type)
+            with own_passes():
+                hooks = measure_hook_costs(self._device.type)
         except PoochError:  # without page-locked memory, for one
             link = link_seen(self._speed)
         except (RuntimeError, MemoryError) as error:

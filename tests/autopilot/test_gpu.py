@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pooch.autopilot import Auto, auto
+from pooch.autopilot.finding import ModelFinder
 from pooch.executor.engines import make_engine
 from pooch.ir import Op, Profile
 from tests.executor.online.zoo import WIDTH, Layers
@@ -131,3 +132,43 @@ def test_peak_counters_of_a_program_are_those_of_a_plain_run() -> None:
 
     train(Layers(torch.tanh).to(CUDA), 1)  # libraries take their workspaces
     assert peaks_of(None) == peaks_of("3GiB")
+
+
+def trained_tensors(steps: int = 6) -> tuple[list[Tensor], list[int]]:
+    """Train tensors of no module, and return them and the peak of each step."""
+    torch.manual_seed(3)
+    weights = [(0.1 * torch.randn(WIDTH, WIDTH, device=CUDA)).requires_grad_() for _ in range(8)]
+    peaks = list[int]()
+    for _ in range(steps):
+        torch.cuda.reset_peak_memory_stats()
+        hidden = torch.randn(ROWS, WIDTH, device=CUDA)
+        for each in weights:
+            hidden = torch.tanh(hidden @ each)
+        hidden.square().mean().backward()
+        peaks.append(torch.cuda.max_memory_allocated())
+        with torch.no_grad():
+            for each in weights:
+                each -= 0.1 * each.grad
+                each.grad = None
+    return [*weights, torch.cuda.get_rng_state()], peaks
+
+
+def test_tensors_of_no_module_are_trained_within_the_budget() -> None:
+    """The device is that of what a backward pass begins with."""
+    trained_tensors(1)
+    plain, plain_peaks = trained_tensors()
+    activation_bytes = 4 * ROWS * WIDTH
+    budget_bytes = torch.cuda.memory_allocated() + 11 * activation_bytes
+    assert max(plain_peaks) > budget_bytes, "otherwise nothing has to leave"
+    finder = ModelFinder(budget_bytes, tell=lambda _: None)
+    finder.start()
+    try:
+        trained, _ = trained_tensors()
+    finally:
+        finder.stop()
+    assert all(map(torch.equal, plain, trained))
+    assert finder.auto is not None
+    summary = finder.auto.summary()
+    assert summary.steps == 4
+    assert summary.swapped_bytes + summary.recomputed_ops > 0
+    assert summary.steps_over_budget <= 1, "what ops need beside their results is known after the first step"

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from pooch.autopilot import Auto
+from pooch.autopilot import Auto, costs
+from pooch.autopilot.costs import link_seen
 from pooch.autopilot.finding import ModelFinder
 from pooch.autopilot.stacks import has_own_hooks
 from pooch.autopilot.uncalled import UncalledSteps
+from pooch.ir import HookCosts
+from pooch.machine import CopySpeed
 from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from pooch.torchtools.memory_meter import MemoryMeter
 from pooch.torchtools.memory_trace import live_bytes
@@ -315,6 +318,27 @@ def test_removing_a_budget_in_the_middle_of_a_step_leaves_nothing_behind() -> No
         assert not has_own_hooks()
         loss.backward()
     assert auto.summary().steps == 2
+
+
+def test_what_is_measured_within_a_step_is_no_training_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, costs are measured in the training thread, by trainings of a module."""
+
+    def measured(*_: object) -> HookCosts:
+        seen.append(1)
+        with torch.random.fork_rng():
+            for _ in range(2):
+                nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+        return HookCosts()
+
+    seen = list[int]()
+    monkeypatch.setattr(costs, "measure_device_link", lambda *_: link_seen(CopySpeed("a test")))
+    monkeypatch.setattr(costs, "measure_hook_costs", measured)
+    monkeypatch.setattr(costs, "has_streams", lambda _: True)
+    trained, finder, _ = found(by_hand)
+    assert seen
+    assert all(map(torch.equal, by_hand(), trained))
+    assert finder.auto is not None
+    assert finder.auto.summary().steps == 4
 
 
 def test_programs_that_train_modules_are_not_taken_for_others() -> None:

@@ -42,9 +42,7 @@ def held(model: nn.Module, share: float = 3.0) -> Iterator[Auto]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PlanRequests, "ask", lambda *_: None)
         patch.setattr(PlanRequests, "warm_up", lambda *_: None)
-        live = live_bytes_of(
-            torch.device("cpu")
-        )  # also what an earlier test left behind, unseen by the collector
+        live = live_bytes_of(torch.device("cpu"))  # also what an earlier test left behind, unseen by the collector
         budget_bytes = live.now() + int(share * 4 * SIDE * SIDE)
         live.close()
         with Auto([model], budget_bytes, tell=lambda _: None) as auto:
