@@ -61,6 +61,14 @@ class Remarks:
                 f"{format_bytes(budget_bytes)}: {why}"
             )
 
+    def before(self, live_bytes: int, budget_bytes: int) -> None:
+        """Tell that more than the budget is live before it is held."""
+        if live_bytes > budget_bytes:
+            self._warn(
+                f"{format_bytes(live_bytes)} are live before the budget of {format_bytes(budget_bytes)} is held: what "
+                "is built before that is not under it; it holds from here on, where what is there can leave"
+            )
+
     def plan_left(self, why: str) -> None:
         """Tell that a step could not follow its plan, once for each reason."""
         if self._told.is_new(why):
