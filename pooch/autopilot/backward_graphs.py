@@ -33,6 +33,8 @@ class _Saving:
         step = self._step
         if step is None:
             step = self._step = Step(self._evictor, replays=False)
+        with torch._C._DisableTorchDispatch():
+            self._evictor.look(0)  # where allocations do not ask for room: nothing sees the ops of such a graph
         return step.pack(tensor)
 
     def unpack(self, packed: object) -> torch.Tensor:

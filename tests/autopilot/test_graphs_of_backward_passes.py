@@ -93,10 +93,10 @@ class Implicit(nn.Module):
         return torch.tanh(hidden)
 
 
-def trained(make: Callable[[], nn.Module], budget_bytes: int | None) -> list[bytes]:
+def trained(make: Callable[[], nn.Module], budget_bytes: int | None, device: str = "cpu") -> list[bytes]:
     """The bits of a training, and of what it leaves."""
     torch.manual_seed(0)
-    model = make()
+    model = make().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     told: list[str] = []
     found: list[Tensor] = []
@@ -105,7 +105,7 @@ def trained(make: Callable[[], nn.Module], budget_bytes: int | None) -> list[byt
         around = pooch.auto(model, budget_bytes, optimizer, tell=told.append)
     with around as auto:
         for _ in range(STEPS):
-            loss = model(torch.randn(ROWS, WIDTH)).square().mean()
+            loss = model(torch.randn(ROWS, WIDTH, device=device)).square().mean()
             loss.backward()
             found += [loss.detach(), *[each.grad.clone() for each in model.parameters() if each.grad is not None]]
             optimizer.step()
@@ -114,12 +114,20 @@ def trained(make: Callable[[], nn.Module], budget_bytes: int | None) -> list[byt
             summary = auto.summary()
             assert summary.peak_bytes <= budget_bytes, (told, summary.peak_bytes / VALUE_BYTES)
             assert not [line for line in told if "over the budget" in line or "not governed" in line], told
-    return [each.detach().numpy().tobytes() for each in [*found, *model.parameters(), torch.get_rng_state()]]
+    return [each.detach().cpu().numpy().tobytes() for each in [*found, *model.parameters(), torch.get_rng_state()]]
 
 
 @pytest.mark.parametrize("make", [Checkpointed, Reversible, Implicit])
 def test_a_graph_that_the_backward_pass_builds_holds_the_budget(make: Callable[[], nn.Module]) -> None:
     assert trained(make, BUDGET_BYTES) == trained(make, None)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("make", [Checkpointed, Implicit])
+def test_on_a_gpu_too(make: Callable[[], nn.Module]) -> None:
+    plain = trained(make, None, "cuda")  # and what libraries take for good
+    assert trained(make, torch.cuda.memory_allocated() + BUDGET_BYTES + VALUE_BYTES, "cuda") == plain
 
 
 class Cubed(torch.autograd.Function):
