@@ -37,6 +37,8 @@ LIMIT_S = 150
 SHARES = (0.75, 0.5)
 WAYS = ("auto", "exec")
 PRELOADED = ("torch", "numpy", "pooch.autopilot.finding", "benchmarks.architectures.child")
+# TorchScript takes other formulas, with other bits, once it has seen some calls in a process.
+ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PYTORCH_JIT": "0"}
 OPTIONAL = ("transformers.modeling_utils", "monai.networks.nets")
 
 
@@ -101,7 +103,7 @@ def main() -> int:
 
 def sweep(arguments: argparse.Namespace) -> None:
     """Measure what is not stored yet."""
-    os.environ.update(preloading(dict(os.environ)) | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"})
+    os.environ.update(preloading(dict(os.environ)) | ENVIRONMENT)
     optional = [name for name in OPTIONAL if is_there(name.partition(".")[0])]
     multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOADED, *optional])
     packages = [package for package in arguments.packages or PACKAGES if is_there(package)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -74,3 +75,25 @@ class Table:
 
     def update(self, others: Mapping[str, Build]) -> None:
         self._builds.update(others)
+
+
+class OptionalTable(Table):
+    """Networks of several packages, each of which may be missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._needs: dict[str, str] = {}
+
+    def needs(self, package: str, name: str) -> Callable[[Build], Build]:
+        """A function that makes a network of a package."""
+
+        def registered(build: Build) -> Build:
+            self.update({f"{package}-{name}": build})
+            self._needs[f"{package}-{name}"] = package
+            return build
+
+        return registered
+
+    def names(self) -> list[str]:
+        """Those whose package is installed."""
+        return [name for name in super().names() if importlib.util.find_spec(self._needs[name]) is not None]

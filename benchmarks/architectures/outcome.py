@@ -83,7 +83,7 @@ def is_within(cell: Cell) -> bool:
 def is_told(cell: Cell) -> bool:
     """Whether Pooch said that the budget was passed."""
     verdict = cell["pooch"]["verdict"]
-    return not verdict.startswith("pooch: Budget held") or "but passed" in verdict
+    return not verdict.startswith("pooch: Budget held") or "but passed" in verdict or "live before" in verdict
 
 
 def slowdown(cell: Cell) -> float:

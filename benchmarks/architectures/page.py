@@ -18,12 +18,13 @@ Made by `python -m benchmarks.architectures` from `benchmarks/results/architectu
 Pooch is tested on was written for it. These networks were not: each is a class of a package of others, with random
 weights, made small by its configuration alone, and trained for 12 steps of AdamW on random data.
 
-- **Each training is a process of its own** with a time limit: plain training first, then under 75% and 50% of its
-  peak. At one share `pooch.auto(model, budget, optimizer)` holds the budget; at the other the model is found as
-  `pooch exec` finds it, which knows neither model nor optimizer beforehand. Which is which changes from network to
-  network.
+- **Each training is a process of its own** with a time limit: plain training first, then under 75% or 50% of its
+  peak, some networks under both. At one share `pooch.auto(model, budget, optimizer)` holds the budget; at the other
+  the model is found as `pooch exec` finds it, which knows neither model nor optimizer beforehand. Which is which
+  changes from network to network.
 - **same bits**: the losses of all steps, the gradients of four of them, parameters, buffers, the optimizer's state
-  and the random state at the end, compared with plain training, with deterministic algorithms and one thread.
+  and the random state at the end, compared with plain training, with deterministic algorithms and one thread, without
+  TorchScript, whose formulas change after some calls, and with `torch.seed` drawing numbers that repeat.
 - **peak**: of the whole training, counted below PyTorch, in the C library, without Pooch
   (`benchmarks/setups/counting.cpp`).
 - **held**: the peak is within the budget. *told*: it is not, and Pooch has said so.
@@ -44,6 +45,10 @@ In an environment with Pooch's requirements, install what is to be tried; packag
 $ pip install transformers monai diffusers x-transformers vit-pytorch torch_geometric einops gpytorch torchdiffeq e3nn
 $ pip install mlp-mixer-pytorch perceiver-pytorch soft-moe-pytorch vector-quantize-pytorch local-attention
 $ pip install --no-deps timm neuraloperator   # and what they ask for besides torchvision
+$ pip install reformer-pytorch linear-attention-transformer performer-pytorch sinkhorn-transformer routing-transformer
+$ pip install memcnn revtorch axial-attention FrEIA nflows zuko snntorch torchsde torchdeq geoopt entmax mambapy
+$ pip install pytorch-tabnet nystrom-attention conformer g-mlp-pytorch siren-pytorch rtdl-revisiting-models
+$ pip install product-key-memory lambda-networks egnn-pytorch
 $ python -m benchmarks.architectures --minutes 60
 ```
 

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.architectures.made import Build, Table, randn, tokens
+from benchmarks.architectures.made import Build, OptionalTable, randn, several, tokens
 from benchmarks.architectures.network import Network
 
-_TABLE = Table()
-network = _TABLE.network
-_NEEDS: dict[str, str] = {}
+NETWORKS = OptionalTable()
+names, network, needs = NETWORKS.names, NETWORKS.network, NETWORKS.needs
 GRID = randn(3, 32, 32)
-
-
-def names() -> list[str]:
-    """Those whose package is installed."""
-    return [name for name in _TABLE.names() if importlib.util.find_spec(_NEEDS[name]) is not None]
-
-
-def needs(package: str, name: str) -> Callable[[Build], Build]:
-    def registered(build: Build) -> Build:
-        _TABLE.update({f"{package}-{name}": build})
-        _NEEDS[f"{package}-{name}"] = package
-        return build
-
-    return registered
 
 
 @needs("gpytorch", "exact")
@@ -153,7 +136,6 @@ _of_neuraloperator(
     "UNO", GRID, in_channels=3, out_channels=2, hidden_channels=16, uno_out_channels=[16, 16, 16], n_layers=3,
     uno_n_modes=[[8, 8], [4, 4], [8, 8]], uno_scalings=[[1.0, 1.0], [0.5, 0.5], [2.0, 2.0]], channel_mlp_skip="linear",
 )  # fmt: skip
-_of_neuraloperator("LocalNO", GRID, n_modes=(8, 8), default_in_shape=(32, 32), disco_layers=False, **_WIDTHS)
 
 
 def _of(package: str, module: str, class_name: str, batch: Any, **options: Any) -> None:
@@ -189,3 +171,15 @@ class _Local(nn.Module):
 
 
 needs("local_attention", "LocalTransformer")(lambda: Network(_Local().train(), tokens(128, 128)))
+
+_of("nystrom_attention", "nystrom_attention", "Nystromformer", randn(64, 64), dim=64, depth=3, dim_head=16, heads=4,
+    num_landmarks=16)  # fmt: skip
+_of("conformer", "conformer", "Conformer", randn(64, 64), dim=64, depth=3, dim_head=16, heads=4, ff_dropout=0.1)
+_of("g_mlp_pytorch", "g_mlp_pytorch", "gMLP", tokens(64, 128), num_tokens=128, dim=64, depth=4, seq_len=64)
+_of("siren_pytorch", "siren_pytorch", "SirenNet", randn(64, 2), dim_in=2, dim_hidden=64, dim_out=3, num_layers=5)
+_of("rtdl_revisiting_models", "rtdl_revisiting_models", "ResNet", randn(64), d_in=64, d_out=4, n_blocks=4, d_block=64,
+    d_hidden=None, d_hidden_multiplier=2.0, dropout1=0.2, dropout2=0.1)  # fmt: skip
+_of("product_key_memory", "product_key_memory", "PKM", randn(64, 64), dim=64, heads=2, num_keys=32, topk=8, dim_head=32)
+_of("lambda_networks", "lambda_networks", "LambdaLayer", randn(32, 16, 16), dim=32, dim_k=8, r=7, heads=4)
+_of("egnn_pytorch", "egnn_pytorch", "EGNN_Network", several(tokens(32, 21), randn(32, 3)), num_tokens=21,
+    num_positions=32, dim=32, depth=3, num_nearest_neighbors=8, coor_weights_clamp_value=2.0)  # fmt: skip

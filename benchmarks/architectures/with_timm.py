@@ -11,7 +11,8 @@ from benchmarks.architectures.network import Network
 from benchmarks.architectures.without_torchvision import stand_in
 
 SIDE, CLASSES = 64, 10
-LARGER_SIDES = {"inception_v3": 96, "inception_v4": 96, "inception_resnet_v2": 96, "nasnetalarge": 96, "xception41": 96}
+LARGER_SIDES = {"inception_v3": 96, "inception_v4": 96, "xception41": 96, "crossvit_tiny_240": 240,
+                "efficientformer_l1": 224, "halonet26t": 256}  # fmt: skip
 NAMES = (
     "resnet10t", "vit_tiny_patch16_224", "convnext_atto", "swin_tiny_patch4_window7_224", "mixer_s32_224",
     "efficientnet_lite0", "mobilevit_xxs", "densenet121", "regnetx_002", "mobilenetv3_small_050", "mambaout_femto",
@@ -21,11 +22,11 @@ NAMES = (
     "efficientvit_m0", "eva02_tiny_patch14_224", "fasternet_t0", "fastvit_t8", "focalnet_tiny_srf",
     "gcvit_xxtiny", "ghostnet_050", "hardcorenas_a", "hgnetv2_b0", "hiera_tiny_224", "hrnet_w18_small",
     "inception_next_atto", "inception_v3", "lcnet_035", "levit_128s", "maxvit_pico_rw_256", "coatnet_pico_rw_224",
-    "mobilenetv4_conv_small_035", "mvitv2_tiny", "nest_tiny", "nextvit_small", "nf_regnet_b0", "dm_nfnet_f0",
+    "mobilenetv4_conv_small_035", "mvitv2_tiny", "nest_tiny", "nextvit_small", "nf_regnet_b0",
     "pit_ti_224", "rdnet_tiny", "repghostnet_050", "repvgg_a0", "repvit_m0_9", "res2net50_14w_8s", "resnest14d",
     "resnetv2_18", "rexnetr_100", "selecsls42", "seresnet18", "sequencer2d_s", "shvit_s1", "skresnet18", "starnet_s050",
     "swiftformer_xs", "swinv2_tiny_window8_256", "swinv2_cr_tiny_224", "tiny_vit_5m_224", "tnt_s_legacy_patch16_224",
-    "tresnet_m", "twins_svt_small", "vgg11_bn", "visformer_tiny", "vit_relpos_small_patch16_224", "vitamin_small_224",
+    "tresnet_m", "twins_svt_small", "visformer_tiny", "vit_relpos_small_patch16_224", "vitamin_small_224",
     "volo_d1_224", "ese_vovnet19b_slim", "xcit_nano_12_p16_224", "xception41", "gmlp_ti16_224", "resmlp_12_224",
     "botnet26t_256", "halonet26t", "lambda_resnet26t", "eca_resnet33ts", "semnasnet_050", "mnasnet_small",
     "fbnetc_100", "spnasnet_100", "tinynet_e", "mixnet_s", "iformer_s", "csatv2",

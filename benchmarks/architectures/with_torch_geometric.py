@@ -13,7 +13,7 @@ from benchmarks.architectures.network import Network
 
 NETWORKS = Table()
 names, network = NETWORKS.names, NETWORKS.network
-FEATURES, HIDDEN, CLASSES, LAYERS, DEGREE, NODES = 32, 32, 5, 3, 6, 64
+FEATURES, HIDDEN, CLASSES, LAYERS, DEGREE, NODES = 32, 32, 5, 6, 6, 64
 
 
 def graph(size: int) -> dict[str, Tensor]:

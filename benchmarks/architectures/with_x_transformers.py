@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "deep-norm": {"scale_residual": True}, "memory-key-values": {"attn_num_mem_kv": 8},
     "topk-attention": {"attn_sparse_topk": 8}, "rms-norm": {"use_rmsnorm": True},
     "squared-relu": {"ff_relu_squared": True},
-    "value-residual": {"attn_learned_value_residual_mix": True, "add_value_residual": True},
+    "value-residual": {"add_value_residual": True},
     "hyper-connections": {"num_residual_streams": 2}, "gated-residual": {"gate_residual": True},
 }  # fmt: skip
 

@@ -88,6 +88,9 @@ class Auto:
         evictor.silence = Silence(remarks.silence)
         held = HeldBudget(size_bytes, share, evictor, remarks, free)
         persistence = self._persistence = Persistence(evictor, optimizer, tell)
+        self._before_bytes = live.now()
+        if size_bytes is not None and free is None:
+            remarks.before(self._before_bytes, size_bytes)
         persistence.bring_in(models, device, size_bytes)
         live.reset_peak()
         self._driver = StepDriver(governed, held, live, evictor, library, remarks, persistence)
@@ -206,6 +209,7 @@ class Auto:
             planning_s=library.planning_s,
             persistent=self._persistence.moved(),
             staying=self._persistence.staying(),
+            before_bytes=self._before_bytes,
             is_followed=self._driver.budget.is_followed,
             is_verbose=verbose,
         )

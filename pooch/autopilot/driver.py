@@ -519,6 +519,8 @@ class StepDriver:
             self._go_online(running)  # what this backward pass saves is read by the next one
         else:
             running.close_forward()
+            if running.step is not IN_CORE and not self._persistence.has_compiled:
+                running.open_backward(self.evictor)
 
     def _backward_ended(self, is_complete: bool, builds_graph: bool) -> None:
         running = self._running
@@ -628,6 +630,7 @@ class StepDriver:
         if running.kind is not None:
             running.kind.seen(peak_bytes - running.start_bytes)
         try:
+            running.close_backward()
             running.close_forward()
             is_recorded = is_complete and running.is_whole and not self._persistence.moves
             self._persistence.step_ends(peak_bytes - running.start_bytes)

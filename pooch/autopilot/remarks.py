@@ -19,8 +19,8 @@ COMPILED = (
 )
 MORE_THAN_RECORDED = "it was known to fit, and did more than when it was recorded; its next step is recorded again"
 NOTHING_LEFT = (
-    "everything that can leave had left, and the rest is parameters, gradients, the optimizer's state and what single "
-    "ops need; raise the budget or lower the batch size"
+    "everything that can leave had left, and the rest is parameters, gradients, the optimizer's state, what the "
+    "program holds and what single ops need; raise the budget or lower the batch size"
 )
 PLAN_NEEDS_MORE = (
     "its plan needs more than the budget, and what it keeps was too little to make up for that; raise the budget or "
@@ -59,6 +59,14 @@ class Remarks:
             self._warn(
                 f"a step took {format_bytes(peak_bytes)}, {format_bytes(peak_bytes - budget_bytes)} over the budget of "
                 f"{format_bytes(budget_bytes)}: {why}"
+            )
+
+    def before(self, live_bytes: int, budget_bytes: int) -> None:
+        """Tell that more than the budget is live before it is held."""
+        if live_bytes > budget_bytes:
+            self._warn(
+                f"{format_bytes(live_bytes)} are live before the budget of {format_bytes(budget_bytes)} is held: what "
+                "is built before that is not under it; it holds from here on, where what is there can leave"
             )
 
     def plan_left(self, why: str) -> None:

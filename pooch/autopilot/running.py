@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 
+from ..executor.evictor import Evictor
 from ..executor.statistics import RunStats
 from ..torchtools.threads import OwnThread
+from .backward_graphs import BackwardGraphs
 from .known import Known
 from .quiet import QuietKind
 from .signature import StepKey
@@ -38,6 +40,7 @@ class RunningStep:
         is_ending: Whether its end has begun.
         is_read_elsewhere: Whether another thread runs a backward pass, perhaps that of this step.
         calls: Number of outermost calls of governed modules.
+        graphs: What governs the graphs that its backward pass builds, once that has begun.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class RunningStep:
         self.is_whole = True
         self.is_in_backward = self.is_ending = self.is_read_elsewhere = False
         self.calls = 0
+        self.graphs: BackwardGraphs | None = None
 
     def as_quiet(self) -> RunningStep:
         """Return what runs later steps of its thread for which nothing is to be done, one after the other."""
@@ -106,3 +110,15 @@ class RunningStep:
         if self.is_open:
             self.step.close_forward()
             self.is_open = False
+
+    def open_backward(self, evictor: Evictor) -> None:
+        """Have what its backward pass saves leave, unless hooks of the program are in place around it."""
+        if self.graphs is None and BackwardGraphs.are_possible():
+            self.graphs = BackwardGraphs(evictor)
+            self.graphs.open()
+
+    def close_backward(self) -> None:
+        """Take away what governs the graphs of its backward pass, if it is in place."""
+        if self.graphs is not None:
+            self.graphs.close()
+            self.graphs = None

@@ -117,6 +117,7 @@ class Counters:
         planning_s: float = 0.0,
         persistent: tuple[MovedKind, ...] = (),
         staying: tuple[tuple[str, int], ...] = (),
+        before_bytes: int = 0,
         is_followed: bool = False,
         is_verbose: bool = False,
     ) -> AutoSummary:
@@ -134,6 +135,7 @@ class Counters:
             planning_s=planning_s,
             persistent=persistent,
             staying=staying,
+            before_bytes=before_bytes,
             is_followed=is_followed,
             is_verbose=is_verbose,
         )
@@ -220,6 +222,7 @@ class AutoSummary(Counters):
         planning_s: Time for which was planned, in another process beside training.
         persistent: What of parameters, gradients, buffers and optimizers' state was copied out and back.
         staying: Why some of it cannot leave, and how many bytes that are.
+        before_bytes: Bytes that were live before the budget was held.
         is_followed: Whether the budget is what is free, so that earlier steps may have had another one.
         is_verbose: Whether `str()` also tells what Pooch did inside of the steps.
     """
@@ -234,6 +237,7 @@ class AutoSummary(Counters):
     planning_s: float = 0.0
     persistent: tuple[MovedKind, ...] = ()
     staying: tuple[tuple[str, int], ...] = ()
+    before_bytes: int = 0
     is_followed: bool = False
     is_verbose: bool = False
 
@@ -332,6 +336,8 @@ def _budget(summary: AutoSummary) -> str:
     if summary.between_peak_bytes > budget_bytes:
         over = format_bytes(summary.between_peak_bytes - budget_bytes)
         held += f", but passed by {over} between them, as in optimizer.step()"
+    if summary.before_bytes > budget_bytes:
+        held += f", but {format_bytes(summary.before_bytes)} were live before the first"
     return held
 
 

@@ -61,6 +61,8 @@ class StepHooks:
         unpack: Called with what it returned.
         told: Called with what they were silent for, such as "torch.func".
         calls: Is told of compiled calls, the graphs of which may be hooked then. None: they never are.
+        is_of_backward: Whether they are in place while a backward pass begins, which takes them along into the threads
+            that it runs in.
     """
 
     def __init__(
@@ -69,8 +71,11 @@ class StepHooks:
         unpack: Callable[[Any], Any],
         told: Callable[[str], None] | None = None,
         calls: CompiledCalls | None = None,
+        *,
+        is_of_backward: bool = False,
     ) -> None:
         self.pair, self.told, self.calls = (pack, unpack), told, calls
+        self.is_of_backward = is_of_backward
         self.is_lifted = False
 
     def __enter__(self) -> None:
@@ -229,7 +234,12 @@ _HERE = _Here()
 
 
 def _own_hooks(pair: Any) -> StepHooks | None:
-    return next((each for each in _HERE.hooks if each.pair[0] is pair[0]), None)
+    return next((each for each in (*_HERE.hooks, *_taken_along()) if each.pair[0] is pair[0]), None)
+
+
+def _taken_along() -> list[StepHooks]:
+    """Hooks that may be on the stack of this thread though another one has put them in place."""
+    return [each for each in tuple(_users) if isinstance(each, StepHooks) and each.is_of_backward]
 
 
 def _take(enough: Callable[[list[Any]], bool]) -> list[Any]:
@@ -282,7 +292,7 @@ def _tell(what: str) -> None:
 
 def _only_ours() -> bool:
     """Whether all saved tensor hooks in place are Pooch's."""
-    if not _HERE.hooks:
+    if not _HERE.hooks and not _taken_along():
         return False
     if not _autograd._saved_tensors_hooks_is_enabled():
         return _HERE.is_muted  # none could be added since

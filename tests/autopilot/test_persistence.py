@@ -114,6 +114,16 @@ def test_a_model_whose_state_takes_four_times_the_budget_trains_with_the_same_bi
     assert trained(tight) == trained(None)
 
 
+def test_what_was_live_before_the_budget_and_above_it_is_told() -> None:
+    model = network()
+    parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    told: list[str] = []
+    with pooch.auto(model, parameters_bytes // 2, adamw(model), tell=told.append) as auto:
+        step(model, adamw(model))
+        assert "were live before the first" in str(auto.summary())
+    assert [line for line in told if "are live before the budget" in line]
+
+
 def test_what_was_there_before_leaves_at_once() -> None:
     model = network()
     budget = sum(parameter.nbytes for parameter in model.parameters()) // 2

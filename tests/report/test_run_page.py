@@ -73,6 +73,7 @@ TIMES = {"ms_on_plan": 102.0, "plain_ms_on_plan": 100.0, "predicted_ms_on_plan":
             "Budget passed in 1 of 10 steps, before the optimizer's state counted",
         ),
         ({"between_peak_bytes": 100 * 2**20}, "steps, but passed by 1.00 MiB between them, as in optimizer.step()"),
+        ({"before_bytes": 100 * 2**20}, "steps, but 100.00 MiB were live before the first"),
         ({"budget_bytes": None}, "Budget not known yet: peak 98.00 MiB in all 10 steps"),
         ({"steps_on_plan": 0}, "in the one step; no step on a plan yet"),
         ({"steps_on_plan": 0, "steps_online": 0}, "no step was run under the budget"),
