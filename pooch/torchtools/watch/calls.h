@@ -106,14 +106,14 @@ inline PyObject*& called_in_python() {
 }
 
 inline PyObject* governed_call(PyObject* self, PyObject* args, PyObject* kwargs) {
-  HANDLE_TH_ERRORS
+  // No errors are translated here: that would hold warnings back until the call is over.
   const GovernedCall* governed = governed_of(self);
   if (governed->quiet != nullptr) {
-    const std::shared_ptr<QuietSteps> quiet = *governed->quiet;
-    const bool is_within = calling() == quiet.get();
-    if (is_within || (governed->begins_steps && quiet->phase == Phase::BETWEEN_STEPS)) {
+    const bool is_within = calling() == governed->quiet->get();
+    if (is_within || (governed->begins_steps && (*governed->quiet)->phase == Phase::BETWEEN_STEPS)) {
       const Reference module = Reference::to(PyWeakref_GetObject(governed->module));
       if (is_within) return called_plainly(module.get(), args, kwargs);
+      const std::shared_ptr<QuietSteps> quiet = *governed->quiet;
       if (begins(quiet, module.get(), args, kwargs)) return called_quietly(quiet, module.get(), args, kwargs);
     }
   }
@@ -124,7 +124,6 @@ inline PyObject* governed_call(PyObject* self, PyObject* args, PyObject* kwargs)
   for (Py_ssize_t index = 0; index < count; ++index)
     PyTuple_SET_ITEM(all.get(), index + 1, Py_NewRef(PyTuple_GET_ITEM(args, index)));
   return PyObject_Call(called_in_python(), all.get(), kwargs);
-  END_HANDLE_TH_ERRORS
 }
 
 // `take_calls(class)`: calls of its objects come here first. Its `__call__` stays what it is, for compilers that trace it.
