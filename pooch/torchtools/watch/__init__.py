@@ -33,7 +33,7 @@ FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "watch.cpp"
 _NAMES = (
     "python storages holding operators home parts settings recipe path region unplanned moves kernel handle saved",
-    "quiet calls",
+    "quiet calls frames",
 )
 HEADERS = tuple(FOLDER / f"{name}.h" for name in " ".join(_NAMES).split())
 VARIABLE = "POOCH_NATIVE_WATCH"  # "0": a dispatch mode watches

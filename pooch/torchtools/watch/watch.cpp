@@ -1,5 +1,6 @@
 // Watches the ops of a region, and what autograd saves there, without Python where nothing is to be done.
 #include "calls.h"
+#include "frames.h"
 #include "kernel.h"
 #include "saved.h"
 
@@ -52,6 +53,8 @@ PyMethodDef functions[] = {
     {"take_uses", watch::take_uses, METH_NOARGS, nullptr},
     {"keys", keys, METH_NOARGS, nullptr},
     {"take_calls", watch::take_calls, METH_O, nullptr},
+    {"note_in_place", watch::note_in_place, METH_O, nullptr},
+    {"frame_setter", watch::frame_setter, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition{PyModuleDef_HEAD_INIT, "watch", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
