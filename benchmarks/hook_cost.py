@@ -19,14 +19,17 @@ import gc
 import statistics
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pooch
@@ -35,6 +38,7 @@ from benchmarks.samples import spread
 from benchmarks.tables import Row, markdown_table, write_results
 from pooch.analysis.dataflow import Dataflow
 from pooch.autopilot import Auto
+from pooch.autopilot.persistence import _stepped
 from pooch.executor import Run, apply_plan
 from pooch.executor.floor import Floor
 from pooch.executor.native_watch import NativeWatch
@@ -239,16 +243,20 @@ def in_core_rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
 @contextmanager
 def _put_aside(auto: Auto, *, counts: bool) -> Iterator[None]:
     """Take a budget off its models, and then put it back. `counts`: leave the allocator that counts in place."""
-    driver, allocator = auto._driver, counting_allocator()
+    driver, allocator, persistence = auto._driver, counting_allocator(), auto._persistence
     assert isinstance(allocator, CountingAllocator)
     driver.governed.remove()
     driver._backward.stop()
+    driver._compiled.end()
+    persistence._hook.remove()
     if not counts:
         allocator._functions["remove"]()
     try:
         yield
     finally:
         allocator._functions["install"]()
+        persistence._hook = register_optimizer_step_post_hook(partial(_stepped, weakref.ref(persistence)))
+        driver._compiled.begin()
         driver._backward.start()
         driver.governed.place(driver._surround, driver._here)
 
@@ -287,7 +295,11 @@ def far_away_times(turns: int) -> list[dict[str, Any]]:
             for name in order:
                 turn[name].append(timed_us(ways[name]()))
             taken.append(turn)
+        train(SETTLING_STEPS)
         assert auto.status().mode == "in-core"
+        in_python = auto._driver._tally.steps
+        train(FAR_AWAY_STEPS)
+        assert auto._driver._tally.steps == in_python or auto._driver._native.steps is None, "Python runs its steps"
     return taken
 
 
