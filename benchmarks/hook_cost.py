@@ -19,17 +19,14 @@ import gc
 import statistics
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pooch
@@ -38,7 +35,6 @@ from benchmarks.samples import spread
 from benchmarks.tables import Row, markdown_table, write_results
 from pooch.analysis.dataflow import Dataflow
 from pooch.autopilot import Auto
-from pooch.autopilot.persistence import _stepped
 from pooch.executor import Run, apply_plan
 from pooch.executor.floor import Floor
 from pooch.executor.native_watch import NativeWatch
@@ -255,7 +251,7 @@ def _put_aside(auto: Auto, *, counts: bool) -> Iterator[None]:
         yield
     finally:
         allocator._functions["install"]()
-        persistence._hook = register_optimizer_step_post_hook(partial(_stepped, weakref.ref(persistence)))
+        persistence.listen(driver._native.steps)
         driver._compiled.begin()
         driver._backward.start()
         driver.governed.place(driver._surround, driver._here)

@@ -216,8 +216,9 @@ class StepDriver:
         evictor.engine.probe()
         self._tell_of_tier()
         self._changes = ModuleChanges()
-        self._native = NativeQuiet(self._quiet_call, live, budget, library, self._changes, self._of_tier)
+        self._native = NativeQuiet(self._quiet_call, live, budget, library, self._changes, self._of_tier, evictor)
         governed.quiet_steps = self._native.steps
+        persistence.listen(self._native.steps)
         governed.place(self._surround, self._here)
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
         self._backward.start()

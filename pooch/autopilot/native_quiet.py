@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..executor.evictor import Evictor
 from ..executor.live_bytes import CountedBytes
 from ..machine.account import LiveBytes
 from ..torchtools.module_changes import ModuleChanges
@@ -54,6 +55,7 @@ class NativeQuiet:
         library: Knows whether answers have come that have to be taken.
         changes: Notices that modules were given something.
         of_tier: What is to be told of the tier between steps.
+        evictor: Knows whether room was missing.
 
     Attributes:
         steps: Of the native library, or None.
@@ -67,6 +69,7 @@ class NativeQuiet:
         library: Library,
         changes: ModuleChanges,
         of_tier: list[str],
+        evictor: Evictor,
     ) -> None:
         self._running: RunningStep | None = None
         self.steps: Any = None
@@ -74,8 +77,8 @@ class NativeQuiet:
         if module is not None:
             assert isinstance(live, CountedBytes)
             looked = (
-                call, live, budget, library.requests, changes.given, of_tier, RUNNING, BackwardWatch, torch.compiler,
-                torch._C._dynamo.eval_frame.get_eval_frame_callback,
+                call, live, budget, library.requests, changes.given, of_tier, evictor, RUNNING, BackwardWatch,
+                torch.compiler, torch._C._dynamo.eval_frame.get_eval_frame_callback,
             )  # fmt: skip
             self.steps = module.QuietSteps(looked, *live.addresses, FAR_SHARE)
 

@@ -152,6 +152,23 @@ def test_no_code_of_ours_in_python_runs_in_a_native_step(chosen: list[StepKey], 
         assert auto.summary().between_peak_bytes >= 200_000
 
 
+def test_a_step_of_an_optimizer_between_native_ones_is_noted_if_room_was_missing(
+    chosen: list[StepKey], natively: bool
+) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    budget_bytes = live_bytes(torch.device("cpu")) + 10_000_000
+    with pooch.auto(model, budget_bytes, optimizer, quiet=True) as auto:
+        settle(model, chosen)
+        step(model)
+        assert bool(_code_of_ours(optimizer.step)) is not natively
+        assert not auto._persistence._has_missed
+        held = torch.zeros(5_000_000)  # nothing can leave for it
+        optimizer.step()
+        assert auto._persistence._has_missed
+        del held
+
+
 def test_each_kind_of_step_is_known_natively_by_all_that_tells_it(chosen: list[StepKey], natively: bool) -> None:
     model = Net()
     calls: list[tuple[Tensor, dict[str, Any]]] = [

@@ -54,7 +54,7 @@ class Watched {
 };
 
 // The objects of Python that are looked at in every step.
-enum Looked { CALL, LIVE, BUDGET, REQUESTS, GIVEN, OF_TIER, RUNNING, LISTENING, COMPILER, COMPILING_NOW, LOOKED };
+enum Looked { CALL, LIVE, BUDGET, REQUESTS, GIVEN, OF_TIER, EVICTOR, RUNNING, LISTENING, COMPILER, COMPILING_NOW, LOOKED };
 
 class QuietSteps {
  public:
@@ -358,9 +358,41 @@ inline PyObject* quiet_count(PyObject* self, PyObject*) {
   return found;
 }
 
+struct AfterSteps {
+  std::weak_ptr<QuietSteps> steps;
+  PyObject* in_python;
+};
+
+// Called after each step of an optimizer. Between quiet steps there is nothing to note, unless room was missing.
+inline PyObject* after_step(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  static PyObject* const name = interned("_missing_bytes");
+  const auto* after = static_cast<const AfterSteps*>(PyCapsule_GetPointer(self, nullptr));
+  if (after == nullptr) return nullptr;
+  const auto steps = after->steps.lock();
+  int64_t missing_bytes = 0;
+  if (steps && steps->phase == Phase::BETWEEN_STEPS && steps->thread == thread_serial() && *steps->missed_bytes == 0 &&
+      QuietSteps::is_read(steps->looked[EVICTOR], name, missing_bytes) && missing_bytes == 0)
+    Py_RETURN_NONE;
+  return PyObject_Vectorcall(after->in_python, arguments, static_cast<size_t>(count), nullptr);
+}
+
+inline void forget_after(PyObject* capsule) {
+  auto* after = static_cast<AfterSteps*>(PyCapsule_GetPointer(capsule, nullptr));
+  Py_DECREF(after->in_python);
+  delete after;
+}
+
+// `after_step(in_python)`: returns what is called after the steps of optimizers. It does not keep this alive.
+inline PyObject* quiet_after_step(PyObject* self, PyObject* in_python) {
+  static PyMethodDef method{"after_step", reinterpret_cast<PyCFunction>(after_step), METH_FASTCALL, nullptr};
+  Reference capsule(PyCapsule_New(new AfterSteps{quiet_steps_of(self), Py_NewRef(in_python)}, nullptr, forget_after));
+  return capsule ? PyCFunction_New(&method, capsule.get()) : nullptr;
+}
+
 inline PyTypeObject* quiet_type() {
   static PyMethodDef methods[] = {
       {"see", quiet_see, METH_VARARGS, nullptr},     {"learn", quiet_learn, METH_VARARGS, nullptr},
+      {"after_step", quiet_after_step, METH_O, nullptr},
       {"go_on", quiet_go_on, METH_O, nullptr},       {"forget", quiet_forget, METH_NOARGS, nullptr},
       {"take", quiet_take, METH_NOARGS, nullptr},    {"count", quiet_count, METH_NOARGS, nullptr},
       {nullptr, nullptr, 0, nullptr}};
