@@ -239,16 +239,20 @@ def in_core_rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
 @contextmanager
 def _put_aside(auto: Auto, *, counts: bool) -> Iterator[None]:
     """Take a budget off its models, and then put it back. `counts`: leave the allocator that counts in place."""
-    driver, allocator = auto._driver, counting_allocator()
+    driver, allocator, persistence = auto._driver, counting_allocator(), auto._persistence
     assert isinstance(allocator, CountingAllocator)
     driver.governed.remove()
     driver._backward.stop()
+    driver._compiled.end()
+    persistence._hook.remove()
     if not counts:
         allocator._functions["remove"]()
     try:
         yield
     finally:
         allocator._functions["install"]()
+        persistence.listen(driver._native.steps)
+        driver._compiled.begin()
         driver._backward.start()
         driver.governed.place(driver._surround, driver._here)
 
@@ -287,7 +291,11 @@ def far_away_times(turns: int) -> list[dict[str, Any]]:
             for name in order:
                 turn[name].append(timed_us(ways[name]()))
             taken.append(turn)
+        train(SETTLING_STEPS)
         assert auto.status().mode == "in-core"
+        in_python = auto._driver._tally.steps
+        train(FAR_AWAY_STEPS)
+        assert auto._driver._tally.steps == in_python or auto._driver._native.steps is None, "Python runs its steps"
     return taken
 
 

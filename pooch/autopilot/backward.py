@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ..torchtools.watch import LIBRARY
+
 _NAME = "_engine_run_backward"
 # Our wrappers and what they wrap. An attribute of theirs would be copied to what is wrapped around them.
 _OURS: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = weakref.WeakKeyDictionary()
@@ -63,6 +65,11 @@ class BackwardWatch:
     def __init__(self, begin: Callable[[bool], None], end: Callable[[bool, bool], None]) -> None:
         self._owner = weakref.ref(begin.__self__)  # type: ignore[attr-defined]
         self._begin, self._end = begin.__func__, end.__func__  # type: ignore[attr-defined]
+
+    @classmethod
+    def only(cls, watch: BackwardWatch) -> tuple[BackwardWatch, ...] | None:
+        """Return the listeners, if that is the only one."""
+        return cls._listeners if cls._listeners == (watch,) else None
 
     @staticmethod
     def is_running() -> bool:
@@ -142,5 +149,7 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
             for listener in listeners:
                 listener.tell_end(finished, builds_graph)
 
-    _OURS[run_backward] = original
-    return run_backward
+    library = LIBRARY.loaded
+    ours: Callable[..., Any] = run_backward if library is None else library.BackwardPasses(original, run_backward)
+    _OURS[ours] = original
+    return ours

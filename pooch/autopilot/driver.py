@@ -38,6 +38,7 @@ from .governed import GovernedModels
 from .known import Known
 from .last_step import LastStep
 from .library import MOST_FAILURES, Library
+from .native_quiet import NativeQuiet
 from .persistence import Persistence
 from .quiet import FAR_SHARE, QuietCalls, QuietKind, QuietTally
 from .remarks import (
@@ -184,9 +185,6 @@ class StepDriver:
         remarks: Tells the user.
         persistence: What outlives steps, and may leave. Closed by `remove`.
 
-    Attributes:
-        last: The step that ended last.
-
     Raises:
         UsageError: If a budget is held on the device already.
     """
@@ -204,7 +202,7 @@ class StepDriver:
         self._persistence = persistence
         self.governed, self.budget, self.evictor, self.library = governed, budget, evictor, library
         self._live = live
-        self.last = LastStep()
+        self._last = LastStep()
         self._counters, self._steps, self._between_peak_bytes = Counters(), 0, 0
         self._recounts = 0  # that were due so far
         self._tally, self._quiet_call = QuietTally(), _QuietCall(self)
@@ -220,15 +218,18 @@ class StepDriver:
         evictor.last_resort = partial(_let_state_leave, weakref.ref(self))
         evictor.engine.probe()
         self._tell_of_tier()
+        self._changes = ModuleChanges()
+        self._native = NativeQuiet(self._quiet_call, live, budget, library, self._changes, self._of_tier, evictor)
+        governed.quiet_steps = self._native.steps
+        persistence.listen(self._native.steps)
         governed.place(self._surround, self._here)
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
         self._backward.start()
         self._uncalled = UncalledSteps(partial(_region_of, weakref.ref(self)))
         self._are_uncalled, self._calls_in_a_row = False, 0  # whether steps are expected without a call; steps with one
-        self._changes = ModuleChanges()
         self._compiled = CallsEverywhere(partial(_compiled_call, weakref.ref(self)))
         self._compiled.begin()
-        self._standstill = Standstill()
+        self._standstill = Standstill(partial(_take_over, weakref.ref(self)))
         self._standstill.begin()
         self._closed = weakref.finalize(
             self, _close, self._standstill, self._backward, self._changes, self._compiled, library, evictor, persistence
@@ -240,11 +241,40 @@ class StepDriver:
     @property
     def counters(self) -> Counters:
         """What happened so far."""
+        self._count_native()
         counted = self._counters.with_step(self._tally.counters())
         return replace(counted, between_peak_bytes=self._between_peak_bytes)
 
+    @property
+    def last(self) -> LastStep:
+        """The step that ended last."""
+        self._count_native()
+        return self._last
+
+    def _count_native(self) -> None:
+        """Take what has run natively into account."""
+        found = self._native.count()
+        if found is None:
+            return
+        self._between_peak_bytes = max(self._between_peak_bytes, found.between_peak_bytes)
+        if found.steps:
+            self._steps += found.steps
+            self._tally.add(found.steps, found.steps_ms, found.peak_bytes)
+            self._last = LastStep.of("in-core", False, found.last_peak_bytes, None)
+        for kind, steps in found.of_kinds:
+            self.library.chose_again(kind, steps)
+
+    def take_over(self) -> None:
+        """Have nothing run natively from here on. What does anything else calls this first, in whatever thread."""
+        running = self._native.take_over()
+        self._count_native()
+        if running is not None:
+            self._claimed, self._running, self._standstill.is_in_step = running.thread, running, True
+
     def add(self, model: torch.nn.Module) -> None:
         """Govern a further model too."""
+        self.take_over()
+        self._native.forget()
         if self.governed.add(model, self._surround, self._here) and self._running is not None:
             self._running.is_whole = False
 
@@ -270,6 +300,7 @@ class StepDriver:
 
     def _surround(self, number: int, args: Any, kwargs: Any, quiet: QuietCalls) -> CallContext:
         """Surround one call of a governed module that is not within another one."""
+        self.take_over()
         if quiet.kinds and self._begins_quietly(args, kwargs, quiet):
             return self._quiet_call
         return _Call(self, number, args, kwargs, quiet)
@@ -311,6 +342,7 @@ class StepDriver:
             self._look_between()
             self._live.reset_peak()
             running.begin_again(kind, start_bytes, far_bytes)
+            self._native.teach(quiet, args, kwargs, kind)
             self._running = running
         finally:
             if self._running is None:
@@ -319,6 +351,7 @@ class StepDriver:
 
     def _begins(self, number: int, args: Any, kwargs: Any, quiet: QuietCalls | None) -> bool:
         """Whether an outermost call belongs to a step, which begins now if none is running."""
+        self.take_over()
         self._here.is_beside = False
         last, self._here.call = self._here.call, None
         if last is not None and not last.is_ended:  # Ctrl-C came at its end
@@ -349,6 +382,7 @@ class StepDriver:
 
     def _claim(self) -> bool:
         """Whether the calling thread alone may begin and end steps: it has one, or no thread that is alive has."""
+        self.take_over()
         with self._claiming:
             if self._claimed is None or self._claimed.has_ended:
                 self._claimed = OwnThread()
@@ -360,6 +394,7 @@ class StepDriver:
             self._go_online(running)
 
     def _begin(self, number: int, args: Any, kwargs: Any, quiet: QuietCalls | None) -> None:
+        self._native.forget()  # the budget, the model, or what is known of its steps may have changed
         # PyTorch ends the process if one thread reads `parameter.grad` of a model that another one is training.
         models = self.governed.living if is_alone() else self.governed.called(number)
         parameters = [parameter for model in models for parameter in model.parameters()]
@@ -420,6 +455,7 @@ class StepDriver:
 
     def let_state_leave(self) -> bool:
         """Have the optimizers' state leave in the middle of the step that runs, and return whether there is any."""
+        self.take_over()
         running = self._running
         return running is not None and running.is_of_this_thread and self._persistence.let_state_leave_now()
 
@@ -491,6 +527,7 @@ class StepDriver:
 
     def _abandon(self) -> None:
         """End a step that failed."""
+        self.take_over()
         if self._running is not None and self._running.is_of_this_thread:
             self._quiet = None
             self._end(is_complete=False)
@@ -498,6 +535,7 @@ class StepDriver:
     # The backward pass ------------------------------------------------------------------------------------------------
 
     def _backward_begins(self, builds_graph: bool) -> None:
+        self.take_over()
         running = self._running
         if running is not None and running.is_quiet and self._here.quiet is running and not builds_graph:
             running.is_in_backward, running.is_open = True, False
@@ -523,6 +561,7 @@ class StepDriver:
                 running.open_backward(self.evictor)
 
     def _backward_ended(self, is_complete: bool, builds_graph: bool) -> None:
+        self.take_over()
         running = self._running
         if running is not None and running.is_quiet and is_complete and self._ends_quietly(running):
             return
@@ -563,15 +602,17 @@ class StepDriver:
         if peak_bytes > tally.peak_bytes:
             tally.peak_bytes = peak_bytes
         self._steps += 1
-        last = self.last
+        last = self._last
         if last.peak_bytes != peak_bytes or last.mode != "in-core":
-            self.last = LastStep.of("in-core", False, peak_bytes, None)
+            self._last = LastStep.of("in-core", False, peak_bytes, None)
         self._live.reset_peak()
         self._running = self._claimed = None
         standstill = self._standstill
         standstill.is_in_step = False
         if standstill.is_ending:
             standstill.pass_by(is_in_step=False)
+        if self._quiet is running and self._here.call is self._quiet_call and self._quiet_call.is_ended:
+            self._native.go_on(running, self._backward)
         return True
 
     def _go_online(self, running: RunningStep) -> None:
@@ -592,6 +633,7 @@ class StepDriver:
 
     def _compiled_call_begins(self) -> None:
         """Go on with a step in which all that leaves is copied, as a compiled graph is about to run."""
+        self.take_over()
         running = self._running
         if running is None or not running.is_of_this_thread or not running.is_open:
             return
@@ -629,6 +671,7 @@ class StepDriver:
         step_ms, peak_bytes = running.elapsed_ms, max(self._live.peak(), running.earlier_peak_bytes)
         if running.kind is not None:
             running.kind.seen(peak_bytes - running.start_bytes)
+            self._native.forget()  # what it knew of the kind
         try:
             running.close_backward()
             running.close_forward()
@@ -680,7 +723,7 @@ class StepDriver:
         times = StepTimes(step_ms, plain_ms, 0.0 if known.is_provisional else known.predicted_step_ms)
         step = counted(running.decision, left, running.stats, peak_bytes, times, budget_bytes)
         self._counters, self._steps = self._counters.with_step(step), self._steps + 1
-        self.last = LastStep.of(running.decision, left, peak_bytes, known.slowdown)
+        self._last = LastStep.of(running.decision, left, peak_bytes, known.slowdown)
         if budget_bytes is not None and step.steps_over_budget:
             excess_bytes = peak_bytes - budget_bytes
             self._remarks.over_budget(peak_bytes, budget_bytes, *self._why_over_budget(running, excess_bytes))
@@ -745,6 +788,7 @@ class StepDriver:
 
     def leave_alone(self) -> None:
         """In a forked child, such as a worker that loads data: hold nothing. The threads of its parent are not here."""
+        self.take_over()
         self._is_removed, self._quiet = True, None
         self._uncalled.leave()
         if self._running is not None:
@@ -795,6 +839,12 @@ def _compiled_call(driver: weakref.ref[StepDriver], compiled: object) -> None:
 def _region_of(driver: weakref.ref[StepDriver]) -> _Call | None:
     here = driver()
     return None if here is None or here._is_removed else here.uncalled_region()
+
+
+def _take_over(driver: weakref.ref[StepDriver]) -> None:
+    here = driver()
+    if here is not None:
+        here.take_over()
 
 
 def _let_state_leave(driver: weakref.ref[StepDriver]) -> bool:

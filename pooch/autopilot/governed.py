@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ..ground.errors import UsageError
 from ..torchtools import accelerators
 from ..torchtools.calls import COMPILED_LATER, PLACE, CallContext, CallingThread, CallRegion, is_compiled, refuse_taken
 from ..torchtools.training_state import model_device
+from ..torchtools.watch import LIBRARY
 from .carrying import Carrier
 from .quiet import QuietCalls
 
@@ -81,6 +82,23 @@ class _GovernedCall(CallRegion):
     def _called(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         return self.plain(module, args, kwargs)
 
+    def compiled_in_place(self) -> None:
+        super().compiled_in_place()
+        run_natively, module = getattr(self, "run_natively", None), self._module()
+        if run_natively is not None and module is not None:
+            run_natively(None, module, False)
+
+
+@cache
+def _native_kind() -> type[_GovernedCall]:
+    """The class of regions whose calls come to the native part first."""
+    library = LIBRARY.get()
+    if library is None:
+        return _GovernedCall
+    kind: type[_GovernedCall] = type("_NativelyGovernedCall", (_GovernedCall, library.GovernedCall), {})
+    library.take_calls(kind)
+    return kind
+
 
 class GovernedModels:
     """Models with a region around each of their calls, and around calls of their parts on their own.
@@ -94,6 +112,7 @@ class GovernedModels:
 
     Attributes:
         device: Their device.
+        quiet_steps: Runs steps for which nothing is to be done natively, if anything does.
 
     Raises:
         UsageError: If one of them is no module, is under a plan, or if they are on several devices.
@@ -115,6 +134,7 @@ class GovernedModels:
         self.device = devices.pop()
         self._models: list[Callable[[], torch.nn.Module | None]] = [weakref.ref(model) for model in models]
         self._calls: list[weakref.ref[_GovernedCall]] = []
+        self.quiet_steps: Any = None
 
     @property
     def living(self) -> list[torch.nn.Module]:
@@ -148,12 +168,20 @@ class GovernedModels:
             self._place(model, number, surround, here)
 
     def _place(self, model: torch.nn.Module, number: int, surround: Surround, here: CallingThread) -> None:
-        placed = [_GovernedCall(model, surround, here, number, self._carrier)]
+        placed = [self._region(model, number, surround, here)]
         # What a compiled graph calls is part of it, and would be compiled anew with a region.
         parts = [] if is_compiled(model) else [part for _, part in callable_parts(model) if not is_compiled(part)]
-        placed += [_GovernedCall(part, surround, here, -1 - number, self._carrier) for part in parts]
+        placed += [self._region(part, -1 - number, surround, here) for part in parts]
         living = [each for each in self._calls if each() is not None]  # models may come and go with every step
         self._calls = living + [weakref.ref(each) for each in placed]
+
+    def _region(self, module: torch.nn.Module, number: int, surround: Surround, here: CallingThread) -> _GovernedCall:
+        if self.quiet_steps is None:
+            return _GovernedCall(module, surround, here, number, self._carrier)
+        region = _native_kind()(module, surround, here, number, self._carrier)
+        if not is_compiled(module) and self._carrier is None:
+            region.run_natively(self.quiet_steps, module, number == 0)  # type: ignore[attr-defined]
+        return region
 
     def add(self, model: torch.nn.Module, surround: Surround, here: CallingThread) -> bool:
         """Govern a further model, and return whether it is no part of one that is governed already.
@@ -167,7 +195,7 @@ class GovernedModels:
         for number, whole in enumerate(self._models):
             if any(each is model for each in _modules_of(whole())):
                 if not isinstance(vars(model).get(PLACE), _GovernedCall):
-                    self._calls.append(weakref.ref(_GovernedCall(model, surround, here, -1 - number, self._carrier)))
+                    self._calls.append(weakref.ref(self._region(model, -1 - number, surround, here)))
                 return False
         if model_device(model) != self.device:
             raise UsageError(f"the budget is held on {self.device}, and the model is on {model_device(model)}")

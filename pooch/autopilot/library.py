@@ -108,9 +108,19 @@ class Library:
         known = kind.known
         if self._requests.have_come or self._known.forgotten != kind.forgotten or known.profile is not kind.profile:
             return False
-        known.steps += 1
-        known.decision, known.reason = "in-core", ""
+        self.chose_again(kind, 1)
         return True
+
+    @staticmethod
+    def chose_again(kind: QuietKind, steps: int) -> None:
+        """Note further steps of a kind that runs in-core."""
+        kind.known.steps += steps
+        kind.known.decision, kind.known.reason = "in-core", ""
+
+    @property
+    def requests(self) -> PlanRequests:
+        """What has plans made; it knows whether answers have come."""
+        return self._requests
 
     @property
     def forgotten(self) -> int:

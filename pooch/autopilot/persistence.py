@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -88,6 +89,18 @@ class Persistence:
     def moves(self) -> bool:
         """Whether anything of it has left or come back since the step began."""
         return self.memory is not None and self.memory.moved_bytes > self._moved_bytes
+
+    def listen(self, quiet_steps: Any = None) -> None:
+        """Note the steps of optimizers, but for those between steps for which nothing is done.
+
+        Args:
+            quiet_steps: Runs these natively, if anything does.
+        """
+        stepped: Callable[..., None] = partial(_stepped, weakref.ref(self))
+        self._hook.remove()
+        self._hook = register_optimizer_step_post_hook(
+            stepped if quiet_steps is None else quiet_steps.after_step(stepped)
+        )
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step, with as much state as it will have."""

@@ -85,6 +85,18 @@ class QuietCalls:
             return None
         return self.kinds.get(seen.signature(args, kwargs))
 
+    def teach(self, steps: Any, args: Any, kwargs: Any, kind: QuietKind) -> None:
+        """Have the native part know a call that was found, so that the next one like it begins without Python.
+
+        Args:
+            steps: The native part.
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of the call.
+            kind: The kind of step that it begins.
+        """
+        if self._seen is not None:
+            self._seen.teach(steps, args, kwargs, kind)
+
     def add(self, model: torch.nn.Module, args: Any, kwargs: Any, kind: QuietKind, changes: int) -> None:
         """Note the kind of step that a call begins, unless its arguments or the model are of unusual kinds.
 
@@ -137,6 +149,13 @@ class _Seen:
         self.changes = changes
         return True
 
+    def teach(self, steps: Any, args: Any, kwargs: Any, kind: QuietKind) -> None:
+        """Have the native part know the model, and a call that begins steps of a kind."""
+        model, ends = self._model(), self._ends
+        if model is not None and ends is not None:
+            steps.see(*ends, self._frozen, self.changes)
+            steps.learn(model, args, kwargs, kind, kind.start_bytes, kind.rise_bytes)
+
     def signature(self, args: Any, kwargs: Any) -> Hashable | None:
         """Return what two calls have in common whose steps have the same key; None if it is not worth finding out.
 
@@ -176,6 +195,12 @@ class QuietTally:
     def __init__(self) -> None:
         self.steps = self.peak_bytes = 0
         self.steps_ms = 0.0
+
+    def add(self, steps: int, steps_ms: float, peak_bytes: int) -> None:
+        """Add some of them."""
+        self.steps += steps
+        self.steps_ms += steps_ms
+        self.peak_bytes = max(self.peak_bytes, peak_bytes)
 
     def counters(self) -> Counters:
         """Return it as counters."""

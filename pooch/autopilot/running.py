@@ -87,6 +87,21 @@ class RunningStep:
         self.is_in_backward = self.is_ending = self.is_read_elsewhere = False
         self.calls = 1
 
+    def take_over(
+        self, kind: QuietKind, start_bytes: int, begin_s: float, far_bytes: float, is_in_backward: bool
+    ) -> None:
+        """Go on with a step that began natively.
+
+        Args:
+            kind: Its kind.
+            start_bytes: Bytes that were live before it.
+            begin_s: When it began.
+            far_bytes: Up to which peak it is far away from the budget.
+            is_in_backward: Whether its backward pass has begun.
+        """
+        self.begin_again(kind, start_bytes, far_bytes)
+        self.begin_s, self.is_in_backward, self.is_open = begin_s, is_in_backward, not is_in_backward
+
     @property
     def elapsed_ms(self) -> float:
         """Time since it began."""

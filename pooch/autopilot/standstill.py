@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+from collections.abc import Callable
 
 _IN_STEP_S, _BETWEEN_STEPS_S = 2.0, 0.2  # what the end of the program waits for it at most
 
@@ -15,12 +16,16 @@ _IN_STEP_S, _BETWEEN_STEPS_S = 2.0, 0.2  # what the end of the program waits for
 class Standstill:
     """Has the thread that trains stand still where it next passes by, once the interpreter ends.
 
+    Args:
+        look: Called then, so that the thread passes by in its next step as well, and `is_in_step` is known.
+
     Attributes:
         is_ending: Whether the interpreter ends.
         is_in_step: Whether a step is running.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
         self.is_ending = self.is_in_step = False
         self._trains: threading.Thread | None = None
         self._stands = threading.Event()
@@ -49,4 +54,5 @@ class Standstill:
         if trains is None or trains is threading.current_thread() or not trains.is_alive():
             return
         self.is_ending = True
+        self._look()
         self._stands.wait(_IN_STEP_S if self.is_in_step else _BETWEEN_STEPS_S)

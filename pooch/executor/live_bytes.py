@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 import warnings
 import weakref
@@ -35,6 +36,7 @@ class CountedBytes:
 
     Attributes:
         is_in_place: Whether the allocator could be installed: False if another one than PyTorch's is in place.
+        addresses: Where live bytes, the peak, and what was missed are counted.
         has_given_up: Whether nobody is asked for room, as nothing could leave.
     """
 
@@ -45,6 +47,7 @@ class CountedBytes:
     ) -> None:
         self._allocator, self._reads_peak = allocator, reads_peak
         self._live, self._peak, self._missed = allocator.live, allocator.peak, allocator.missed
+        self.addresses = tuple(ctypes.addressof(each) for each in (self._live, self._peak, self._missed))
         user = object()
         self._remove = end_with(self, allocator.remove, user)
         self._earlier: list[tuple[weakref.ref[torch.Tensor], int]] = []  # what was counted, and where it was

@@ -24,6 +24,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .mode_stacks import take_hooks_away, take_mode_away
+from .watch import LIBRARY
 
 _autograd: Any = torch._C._autograd
 _eval_frame: Any = torch._C._dynamo.eval_frame
@@ -80,6 +81,7 @@ class StepHooks:
 
     def __enter__(self) -> None:
         try:
+            _note_in_place(True)
             _HERE.hooks.append(self)
             _autograd._push_saved_tensors_default_hooks(*self.pair)
             _install(self)
@@ -152,6 +154,7 @@ class SilentMode(TorchDispatchMode):
 
     def __enter__(self) -> Any:
         try:
+            _note_in_place(True)
             _HERE.modes.append(self)
             return super().__enter__()  # type: ignore[no-untyped-call]
         except BaseException:
@@ -187,6 +190,7 @@ class Watch(ABC):
 
     def __enter__(self) -> None:
         try:
+            _note_in_place(True)
             _HERE.modes.append(self)
             self.put()
         except BaseException:
@@ -231,6 +235,16 @@ class _Here(threading.local):
 
 
 _HERE = _Here()
+
+
+def _note_in_place(is_in_place: bool) -> None:
+    """Note whether anything may be in place in the calling thread, before it comes, or after all has gone.
+
+    As long as nothing is, `_set_eval_frame` is hardly ever called.
+    """
+    library = LIBRARY.loaded
+    if library is not None:
+        library.note_in_place(is_in_place)
 
 
 def _own_hooks(pair: Any) -> StepHooks | None:
@@ -325,6 +339,7 @@ def _set_eval_frame(callback: Any) -> Any:
     if _EVERYWHERE and callback is None and frame.f_code.co_name == _BEGINS_CALL and not callable(_frames_now()):
         _tell_everywhere(frame)
     if not (here.hooks or here.modes or here.regions):
+        _note_in_place(False)
         return _ORIGINALS["set_eval_frame"](callback)
     region = frame.f_locals["self"] if frame.f_code.co_name in ("__enter__", "__exit__") else frame
     is_top = bool(here.regions) and here.regions[-1][0] is region
@@ -484,6 +499,10 @@ def _install(user: StepHooks | CallsEverywhere) -> None:
         is_first = not _users
         _users.add(user)
         if is_first:
+            library = LIBRARY.loaded
+            if library is not None:
+                original, name = _ORIGINALS["set_eval_frame"], _BEGINS_CALL
+                _WRAPPERS["set_eval_frame"] = library.frame_setter(original, _set_eval_frame, name)
             for place, name, which in _places():
                 if getattr(place, name, None) is _ORIGINALS[which]:
                     setattr(place, name, _WRAPPERS[which])

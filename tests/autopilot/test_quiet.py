@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules_of_torch
+from torch.utils.checkpoint import checkpoint
 
 import pooch
+from pooch.autopilot import native_quiet
 from pooch.autopilot.library import Library
 from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.signature import StepKey
+from pooch.errors import UsageError
 from pooch.torchtools.memory_trace import live_bytes
+from pooch.torchtools.watch import LIBRARY
 from tests.interrupts import Interrupts
 
 pytestmark = pytest.mark.cpu
@@ -39,6 +45,16 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[StepKey]:
 
     monkeypatch.setattr(Library, "choose", choosing)
     return keys
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["natively", "in Python"])
+def natively(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether quiet steps begin and end natively."""
+    if not request.param:
+        monkeypatch.setattr(native_quiet, "LIBRARY", SimpleNamespace(get=lambda: None))
+    elif LIBRARY.get() is None:
+        pytest.skip("there is no native part")
+    return bool(request.param)
 
 
 class Net(nn.Module):
@@ -104,6 +120,164 @@ def test_of_many_steps_few_are_looked_at_and_all_are_counted(chosen: list[StepKe
     assert status.peak_mib == round(summary.peak_bytes / 2**20, 2) > 0
     assert summary.between_peak_bytes > 0
     assert summary.steps_ms > 0
+
+
+def _code_of_ours(run: Callable[[], object]) -> list[str]:
+    """The functions of Pooch's in Python that run meanwhile."""
+    found: list[str] = []
+
+    def seen(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("pooch"):
+            found.append(frame.f_code.co_qualname)
+
+    sys.setprofile(seen)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_no_code_of_ours_in_python_runs_in_a_native_step(chosen: list[StepKey], natively: bool) -> None:
+    model = Net()
+    with pooch.auto(model, FAR, quiet=True) as auto:
+        settle(model, chosen)
+        steps = auto.status().steps
+        assert bool(_code_of_ours(lambda: train(model, 3))) is not natively
+        assert auto.status().steps == steps + 3
+        assert auto.summary().shapes[0].steps == steps + 3
+        larger = torch.zeros(50_000)  # between two steps
+        del larger
+        train(model, 1)
+        assert auto.summary().between_peak_bytes >= 200_000
+
+
+def test_a_step_of_an_optimizer_between_native_ones_is_noted_if_room_was_missing(
+    chosen: list[StepKey], natively: bool
+) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    budget_bytes = live_bytes(torch.device("cpu")) + 10_000_000
+    with pooch.auto(model, budget_bytes, optimizer, quiet=True) as auto:
+        settle(model, chosen)
+        step(model)
+        assert bool(_code_of_ours(optimizer.step)) is not natively
+        assert not auto._persistence._has_missed
+        held = torch.zeros(5_000_000)  # nothing can leave for it
+        optimizer.step()
+        assert auto._persistence._has_missed
+        del held
+
+
+def test_each_kind_of_step_is_known_natively_by_all_that_tells_it(chosen: list[StepKey], natively: bool) -> None:
+    model = Net()
+    calls: list[tuple[Tensor, dict[str, Any]]] = [
+        (batch(8), {}), (batch(9), {}), (batch(8), {"doubled": True}), (batch(8), {"power": 2.0}),
+    ]  # fmt: skip
+
+    def each() -> None:
+        for data, kwargs in calls:
+            step(model, data, **kwargs)
+            model.zero_grad()
+
+    with pooch.auto(model, FAR, quiet=True) as auto:
+        for _ in range(6):
+            each()
+        chosen.clear()
+        assert bool(_code_of_ours(each)) is not natively
+        assert chosen == []
+        assert sum(shape.steps for shape in auto.summary().shapes) == auto.summary().steps == 28
+
+
+def test_a_model_that_is_called_within_a_backward_pass_belongs_to_its_step(chosen: list[StepKey]) -> None:
+    def trained(governed: bool) -> list[Tensor]:
+        model, losses = Net(), []
+        with pooch.auto(model, FAR, quiet=True) if governed else nullcontext() as auto:
+            for number in range(12):
+                data = batch().requires_grad_()
+                hidden = model(data)
+                again = checkpoint(model, hidden, use_reentrant=number % 2 == 0)
+                loss = again.square().mean()
+                loss.backward()
+                losses += [loss.detach(), *(each.grad for each in model.layers.parameters())]
+                model.zero_grad()
+            assert auto is None or auto.summary().steps == 12
+        return losses
+
+    assert all(torch.equal(one, other) for one, other in zip(trained(False), trained(True), strict=True))
+
+
+def test_what_another_thread_does_in_the_middle_of_a_step_finds_it_running(chosen: list[StepKey]) -> None:
+    found: list[object] = []
+
+    class Asking(Net):
+        asks: Callable[[], None] | None = None
+
+        def forward(self, hidden: Tensor, doubled: bool = False, power: float = 1.0) -> Tensor:
+            if self.asks is not None:
+                other = threading.Thread(target=self.asks)
+                other.start()
+                other.join()
+            return super().forward(hidden, doubled, power)
+
+    model = Asking()
+    with pooch.auto(model, FAR, quiet=True) as auto:
+        settle(model, chosen)
+
+        def asks() -> None:
+            try:
+                auto.remove()
+            except UsageError as error:
+                found.append(error)
+
+        model.asks = asks
+        steps = auto.summary().steps
+        train(model, 1)
+        assert "a step is running in another thread" in str(found[0])
+        model.asks = None
+        train(model, 2)
+        assert auto.summary().steps == steps + 3
+
+
+def test_a_model_that_is_added_in_the_middle_of_a_step_is_governed(chosen: list[StepKey]) -> None:
+    model, second = Net(), Net()
+    with pooch.auto(model, FAR, quiet=True) as auto:
+        settle(model, chosen)
+        steps = auto.summary().steps
+        hidden = model(batch())
+        auto.add(second)
+        second(hidden).sum().backward()
+        assert auto.summary().steps == steps + 1
+        step(second)
+        assert auto.summary().steps == steps + 2
+
+
+def test_an_interrupt_in_the_middle_of_a_call_ends_the_step(chosen: list[StepKey]) -> None:
+    model = Net()
+    with pooch.auto(model, FAR, quiet=True) as auto:
+        settle(model, chosen)
+        handle = model.layers[1].register_forward_hook(lambda *_: _interrupt(batch()))
+        with pytest.raises(KeyboardInterrupt):
+            step(model)
+        handle.remove()
+        assert not auto.is_within_call()
+        steps = auto.summary().steps
+        train(model, 3)
+        assert auto.summary().steps == steps + 3
+
+
+def test_a_loop_within_a_transform_or_under_a_mode_begins_no_native_step(chosen: list[StepKey]) -> None:
+    model = Net()
+    with pooch.auto(model, FAR, quiet=True) as auto:
+        settle(model, chosen)
+        steps = auto.summary().steps
+        torch.func.vmap(model)(batch())
+        torch.jit.trace(model, batch(), check_trace=False)
+        with torch.no_grad():
+            model(batch())
+        assert auto.summary().steps == steps
+        train(model, 2)
+        assert auto.summary().steps == steps + 2
 
 
 def _more_trained(model: Net) -> None:
@@ -289,7 +463,9 @@ def _interrupt(_: Tensor) -> None:
     raise KeyboardInterrupt
 
 
-def test_after_an_interrupt_at_any_byte_code_steps_are_governed_counted_and_quiet_again(chosen: list[StepKey]) -> None:
+def test_after_an_interrupt_at_any_byte_code_steps_are_governed_counted_and_quiet_again(
+    chosen: list[StepKey], natively: bool
+) -> None:
     model, interrupts = Net(depth=1), Interrupts("autopilot", "torchtools")
     with pooch.auto(model, FAR, quiet=True) as auto:
         train(model, 101)
@@ -308,7 +484,7 @@ def test_after_an_interrupt_at_any_byte_code_steps_are_governed_counted_and_quie
             model.zero_grad()
             assert len(chosen) == 1, place  # a call of a part on its own is governed too
             train(model, 2)
-    assert interrupts.count > 300
+    assert interrupts.count == 0 if natively else interrupts.count > 300
 
 
 def test_a_model_that_is_called_more_often_than_it_was_recorded_goes_on_online(chosen: list[StepKey]) -> None:

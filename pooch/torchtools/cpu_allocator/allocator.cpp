@@ -12,7 +12,6 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
-#include <c10/util/flat_hash_map.h>
 
 #include <pthread.h>
 
@@ -25,30 +24,20 @@
 #include <vector>
 
 #include "arena.h"
+#include "blocks.h"
 #include "step_trace.h"
 
 namespace {
 
 using MakeRoom = void (*)(int64_t missing_bytes);
 
-constexpr size_t kShards = 64;  // threads rarely wait for one another
-
-struct Shard {
-  std::mutex mutex;
-  ska::flat_hash_map<void*, pooch::Block> blocks;  // no memory for each entry
-};
-
-Shard* all_shards() {
-  static Shard* shards = new Shard[kShards];  // never destroyed: blocks may outlive the interpreter
-  return shards;
-}
-
-Shard& shard_of(void* pointer) {
-  return all_shards()[(reinterpret_cast<uintptr_t>(pointer) >> 6) % kShards];
+pooch::Blocks& blocks() {
+  static auto* all = new pooch::Blocks;  // never destroyed: blocks may outlive the interpreter
+  return *all;
 }
 
 pooch::Arenas& arenas() {
-  static auto* found = new pooch::Arenas;  // never destroyed, like the shards
+  static auto* found = new pooch::Arenas;  // never destroyed, like the table
   return *found;
 }
 
@@ -85,16 +74,7 @@ void release(void* pointer) {
   if (pointer == nullptr) {
     return;
   }
-  pooch::Block block;
-  {
-    Shard& shard = shard_of(pointer);
-    const std::lock_guard<std::mutex> guard(shard.mutex);
-    const auto found = shard.blocks.find(pointer);
-    if (found != shard.blocks.end()) {
-      block = found->second;
-      shard.blocks.erase(found);
-    }
-  }
+  const pooch::Block block = blocks().take(pointer);
   const size_t size = block.size;
   if (pooch::sessions().any()) {
     pooch::sessions().freed(pointer, block);
@@ -163,9 +143,7 @@ class CountingAllocator final : public c10::Allocator {
       if (pooch::sessions().any()) {
         pooch::sessions().allocated(pointer, block);
       }
-      Shard& shard = shard_of(pointer);
-      const std::lock_guard<std::mutex> guard(shard.mutex);
-      shard.blocks[pointer] = block;
+      blocks().put(pointer, block);
     }
     count(pointer == nullptr ? 0 : needed);
     c10::profiledCPUMemoryReporter().New(pointer, size);
@@ -185,17 +163,13 @@ class CountingAllocator final : public c10::Allocator {
 // room for it: the step and its memory are the parent's.
 void lock_all() {
   pooch::sessions().mutex.lock();
-  for (size_t i = 0; i < kShards; ++i) {
-    all_shards()[i].mutex.lock();
-  }
+  blocks().lock_all();
   arenas().mutex.lock();
 }
 
 void unlock_all() {
   arenas().mutex.unlock();
-  for (size_t i = 0; i < kShards; ++i) {
-    all_shards()[i].mutex.unlock();
-  }
+  blocks().unlock_all();
   pooch::sessions().mutex.unlock();
 }
 
@@ -249,9 +223,7 @@ int64_t pooch_allocator_peak_address() {
 
 // Whether a live block was counted.
 int pooch_allocator_knows(void* pointer) {
-  Shard& shard = shard_of(pointer);
-  const std::lock_guard<std::mutex> guard(shard.mutex);
-  return shard.blocks.count(pointer) != 0;
+  return blocks().has(pointer);
 }
 
 // Sets the limit in live bytes and what is called, in a thread that asks for room, before an allocation would pass it.

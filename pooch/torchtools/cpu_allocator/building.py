@@ -10,7 +10,7 @@ from ...ground import native
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "allocator.cpp"
-HEADERS = (FOLDER / "arena.h", FOLDER / "step_trace.h", FOLDER.parent / "placement.h")
+HEADERS = (*(FOLDER / f"{name}.h" for name in ("arena", "blocks", "step_trace")), FOLDER.parent / "placement.h")
 OBSERVER = FOLDER / "observer.cpp"
 
 

@@ -31,8 +31,11 @@ from ..tensors import memory_address
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "watch.cpp"
-_NAMES = "python storages holding operators home parts settings recipe path region unplanned moves kernel handle saved"
-HEADERS = tuple(FOLDER / f"{name}.h" for name in _NAMES.split())
+_NAMES = (
+    "python storages holding operators home parts settings recipe path region unplanned moves kernel handle saved",
+    "quiet calls frames",
+)
+HEADERS = tuple(FOLDER / f"{name}.h" for name in " ".join(_NAMES).split())
 VARIABLE = "POOCH_NATIVE_WATCH"  # "0": a dispatch mode watches
 # What autograd may hold in place of a tensor. The native handle is among them from loading on, as native hooks make it.
 HANDLES: set[type] = set()

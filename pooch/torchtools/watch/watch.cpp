@@ -1,4 +1,6 @@
 // Watches the ops of a region, and what autograd saves there, without Python where nothing is to be done.
+#include "calls.h"
+#include "frames.h"
 #include "kernel.h"
 #include "saved.h"
 
@@ -50,6 +52,9 @@ PyMethodDef functions[] = {
     {"count_uses", watch::count_uses, METH_NOARGS, nullptr},
     {"take_uses", watch::take_uses, METH_NOARGS, nullptr},
     {"keys", keys, METH_NOARGS, nullptr},
+    {"take_calls", watch::take_calls, METH_O, nullptr},
+    {"note_in_place", watch::note_in_place, METH_O, nullptr},
+    {"frame_setter", watch::frame_setter, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition{PyModuleDef_HEAD_INIT, "watch", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
@@ -71,7 +76,9 @@ PyMODINIT_FUNC PyInit_watch() {
       !add(module.get(), "Path", watch::path_type()) || !add(module.get(), "Region", watch::region_type()) ||
       !add(module.get(), "Call", watch::call_type()) || !add(module.get(), "Handle", watch::handle_type()) ||
       !add(module.get(), "Home", watch::home_type()) || !add(module.get(), "KeptTensor", watch::kept_type()) || !add(module.get(), "Hooks", watch::hooks_type()) ||
-      !add(module.get(), "Moves", watch::moves_type()))
+      !add(module.get(), "Moves", watch::moves_type()) || !add(module.get(), "QuietSteps", watch::quiet_type()) ||
+      !add(module.get(), "GovernedCall", watch::governed_type()) ||
+      !add(module.get(), "BackwardPasses", watch::passes_type()))
     return nullptr;
   // It stays for as long as the process: a library that is unloaded would leave PyTorch with nowhere to go.
   static const auto* registration = new c10::RegistrationHandleRAII(dispatcher.registerFallback(
