@@ -3,6 +3,9 @@
 The operators are no nodes of the graph that Inductor compiles: they would change what is fused, and with it the last
 bits. So its kernels are those of the graph without gaps, byte by byte. In the forward code, a result leaves after the
 last line that names its memory. In the backward code, an input comes back before the first line that names it.
+
+Nor does memory wait in such code for a later result of the same size, as Inductor has it wait where that does not raise
+the peak of the graph: it would be one without gaps.
 """
 
 from __future__ import annotations
@@ -39,14 +42,18 @@ _MARK = "is_of_pooch"
 def _rewriting(codegen: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(codegen)
     def with_gaps(self: Any) -> Any:
-        code, kernels = codegen(self)
         meta = getattr(self.module, "meta", {})
-        if leaving := meta.get(LEAVING):
+        leaving, returning = meta.get(LEAVING), meta.get(RETURNING)
+        if not (leaving or returning):
+            return codegen(self)
+        with torch._inductor.config.patch(allow_buffer_reuse=False):
+            code, kernels = codegen(self)
+        if leaving:
             try:
                 code.value = with_leaving(code.value, leaving)
             except UnknownCode:
                 return code, kernels  # all stays, and what comes back is what never left
-        if returning := meta.get(RETURNING):
+        if returning:
             code.value = with_returning(code.value, returning)
         return code, kernels
 

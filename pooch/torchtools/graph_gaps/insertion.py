@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,20 +57,31 @@ def insert_gaps(forward: GraphModule, backward: GraphModule, outputs: int) -> No
 def mark_gaps(forward: GraphModule, backward: GraphModule, outputs: int) -> None:
     """Mark what a forward graph saves and what may leave, for whoever writes the code of the two graphs.
 
-    Nodes get other names, as these are a part of the keys under which code is cached. The arguments are those of
-    `insert_gaps`.
+    Nodes get other names, as these are a part of the keys under which code is cached. A backward graph may be compiled
+    long after, when the partitioner's key is not in place any more, so the names tell this code from other versions.
+    The arguments are those of `insert_gaps`.
     """
     found = _all_saved(forward, backward, outputs, _Aliases(forward.graph))
+    mark = f"{MARK}{source_hash().hex()[:8]}_"
     forward.meta[LEAVING] = tuple(each.position for each in found)
     backward.meta[RETURNING] = {}
     for number, each in enumerate(found):
-        name = f"{MARK}{number}"
+        name = f"{mark}{number}"
         each.node._rename(name)
         each.read._rename(name)
         each.read.target = each.read.name
         backward.meta[RETURNING][each.read.name] = str(each.node.meta["val"].device)
     forward.recompile()
     backward.recompile()
+
+
+@cache
+def source_hash() -> bytes:
+    """Return what tells this version of what makes gaps from others."""
+    hasher = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        hasher.update(path.read_bytes())
+    return hasher.digest()
 
 
 MARK = "pooch_gap_"  # begins the names of nodes in gaps

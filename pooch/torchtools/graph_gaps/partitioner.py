@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor import config
-from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx import GraphModule
 
 from .generated_code import rewrite_code
-from .insertion import mark_gaps
+from .insertion import mark_gaps, source_hash
 
 
 class PartitionerWithGaps(CustomPartitionerFn):
@@ -38,6 +37,4 @@ class PartitionerWithGaps(CustomPartitionerFn):
 
     def uuid(self) -> Any:
         """Return what tells code that this has made from other code."""
-        files = tuple(str(each) for each in sorted(Path(__file__).parent.glob("*.py")))
-        own = get_hash_for_files(files, "pooch")
-        return own if self._theirs is None else (own, self._theirs.uuid())
+        return source_hash() if self._theirs is None else (source_hash(), self._theirs.uuid())
