@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
 from pooch.executor.compiled import KeptCalls
-from pooch.torchtools.graph_gaps import operators
+from pooch.torchtools.graph_gaps import generated_code, insertion, operators
 from pooch.torchtools.graph_gaps.generated_code import UnknownCode, with_leaving, with_returning
 from pooch.torchtools.graph_gaps.partition import GAPS
 from pooch.torchtools.standing_aside import StepHooks
@@ -164,3 +165,27 @@ def test_the_partitioner_is_that_of_the_program_again_afterwards() -> None:
         assert config.custom_partitioner_fn is not None
         assert isinstance(config.custom_partitioner_fn.uuid(), bytes)
     assert config.custom_partitioner_fn is None
+
+
+def test_a_later_compiled_backward_graph_is_known_by_what_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[set[str]] = []
+
+    def noted(code: str, devices: dict[str, str]) -> str:
+        names.append(set(devices))
+        return with_returning(code, devices)
+
+    monkeypatch.setattr(generated_code, "with_returning", noted)
+    monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)
+    gradients("inductor", nullcontext, gaps=True)
+    monkeypatch.setattr(insertion, "source_hash", lambda: b"another version")
+    gradients("inductor", nullcontext, gaps=True)
+    first, second = names
+    assert first
+    assert not first & second, "code from a cache would take the place of the other version's"
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_graphs_with_gaps_warn_of_nothing(backend: str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*pooch_graph.*")
+        gradients(backend, nullcontext, gaps=True)

@@ -3,7 +3,7 @@
 `pooch_graph::leave` hands a tensor to whoever holds a budget, as autograd does at the end of the graph, but in its
 midst. It returns a tensor of the same geometry on the meta device, which has no memory: the graph saves that in place
 of the tensor. `pooch_graph::come_back` is given it in the backward graph, and returns the tensor. Where nobody holds a
-budget, or the program has saved tensor hooks of its own, both return what they are given.
+budget, or the program has saved tensor hooks of its own, both return what they are given, as their schemas say.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..endings import end_with
 from ..tensors import storage_of
 
 _LIBRARY = torch.library.Library("pooch_graph", "DEF")
-_LIBRARY.define("leave(Tensor tensor) -> Tensor", tags=(torch.Tag.flexible_layout,))
-_LIBRARY.define("come_back(Tensor place, Device device) -> Tensor", tags=(torch.Tag.flexible_layout,))
+_LIBRARY.define("leave(Tensor(a) tensor) -> Tensor(a)", tags=(torch.Tag.flexible_layout,))
+_LIBRARY.define("come_back(Tensor(a) place, Device device) -> Tensor(a)", tags=(torch.Tag.flexible_layout,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,8 @@ def _returned(place: torch.Tensor, device: torch.device) -> torch.Tensor:
 # The key that comes before those of devices, as on the meta device there is only what stands for the operator.
 for _name, _implementation, _fake in (("leave", _leave, _place_of), ("come_back", _come_back, _returned)):
     _LIBRARY.impl(_name, _implementation, "BackendSelect")
+    for _key in ("Autograd", "ADInplaceOrView"):  # which would make a view of what may be on another device
+        _LIBRARY.impl(_name, torch.library.fallthrough_kernel, _key)
     torch.library.register_fake(f"pooch_graph::{_name}", _fake, lib=_LIBRARY)
 
 LEAVE: Any = torch.ops.pooch_graph.leave.default
