@@ -75,7 +75,7 @@ class StepAssembly:
         return min(bisect_right(self.starts, time_ns), self.end - 1)
 
     def _slot_of_read(self, time_ns: int) -> int:
-        """Returns the slot of what an unpack is for: the next one, or that of the part of a graph that begins with it."""
+        """Returns the slot of what an unpack is for: the next one, or the part of a graph that begins with it."""
         slot = self.slot_at(time_ns)
         return slot if slot >= self.forward_ops and self.spans[slot].name == GRAPH else self.next_slot(time_ns)
 
@@ -182,9 +182,9 @@ def with_graph_parts(
 ) -> list[Span]:
     """Returns the operators of a backward pass, and the parts of compiled graphs that lie between them.
 
-    Kernels that Inductor makes are no operators. What they allocate would count in the slot of the operator before them,
-    in which what they read is not back yet. So where a graph reads what it has saved, a part begins, unless nothing
-    happens to memory until the next operator.
+    Kernels that Inductor makes are no operators. What they allocate would count in the slot of the operator before
+    them, in which what they read is not back yet. So where a graph reads what it has saved, a part begins, unless
+    nothing happens to memory until the next operator.
 
     Args:
         operators: in order of time.

@@ -100,7 +100,7 @@ def test_what_was_compiled_before_it_is_given_comes_back_at_once_and_one_line_te
     assert under.summary is not None
     assert under.summary.steps_over_budget > 0
     (line,) = [line for line in under.told if "over the budget" in line]
-    assert "a compiled graph needs the rest at once: compile" in line
+    assert "a compiled graph or an op needs the rest at once: compile" in line
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

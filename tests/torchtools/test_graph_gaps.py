@@ -175,10 +175,10 @@ def test_a_later_compiled_backward_graph_is_known_by_what_made_it(monkeypatch: p
         return with_returning(code, devices)
 
     monkeypatch.setattr(generated_code, "with_returning", noted)
-    monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)
-    gradients("inductor", nullcontext, gaps=True)
-    monkeypatch.setattr(insertion, "source_hash", lambda: b"another version")
-    gradients("inductor", nullcontext, gaps=True)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        gradients("inductor", nullcontext, gaps=True)
+        monkeypatch.setattr(insertion, "source_hash", lambda: b"another version")
+        gradients("inductor", nullcontext, gaps=True)
     first, second = names
     assert first
     assert not first & second, "code from a cache would take the place of the other version's"
