@@ -14,8 +14,9 @@ CALLED_WITHIN = (
     "compiled model, or compile it in place (model.compile())"
 )
 COMPILED = (
-    "everything that can leave had left, and a compiled graph needs the rest at once: compile blocks of the model "
-    "(block.compile()) rather than all of it, raise the budget or lower the batch size"
+    "everything that can leave had left, and a compiled graph or an op needs the rest at once: compile under Pooch "
+    "what was compiled before it, compile blocks of the model (block.compile()), raise the budget or lower the batch "
+    "size"
 )
 MORE_THAN_RECORDED = "it was known to fit, and did more than when it was recorded; its next step is recorded again"
 NOTHING_LEFT = (

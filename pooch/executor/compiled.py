@@ -66,6 +66,9 @@ class CopiedCalls:
         """Make room again."""
         self._evictor.hold()
 
+    def saved_within(self) -> None:
+        """Do nothing."""
+
 
 class FirstCall:
     """The first compiled call of a step that expects none.
@@ -92,6 +95,9 @@ class FirstCall:
     def come_back(self, *, runs_graph: bool) -> None:
         """Do nothing."""
 
+    def saved_within(self) -> None:
+        """Do nothing."""
+
 
 class KeptCalls:
     """Compiled calls of a step in which nothing leaves."""
@@ -104,6 +110,9 @@ class KeptCalls:
         """Do nothing."""
 
     def come_back(self, *, runs_graph: bool) -> None:
+        """Do nothing."""
+
+    def saved_within(self) -> None:
         """Do nothing."""
 
 
@@ -139,6 +148,11 @@ class RecordedGraphs:
         elif compilations() != self._compiled:
             _call(self._changed)
 
+    def saved_within(self) -> None:
+        """Record the part of the graph that ran, and the next one."""
+        self._recorder.graph_ends()
+        self._recorder.graph_begins()
+
 
 class PlannedGraphs:
     """Compiled calls of a step whose plan knows them. Each graph is an op, which makes what it saves.
@@ -171,6 +185,12 @@ class PlannedGraphs:
             self._ended(graph_text(self._texts))
         self._evictor.rest()
 
+    def saved_within(self) -> None:
+        """End the part of the graph that ran, and begin the next one."""
+        if self._step.graph is not None and self._texts:
+            self._ended(graph_text(self._texts))
+            self._begins()
+
     def _ended(self, text: str) -> None:
         guide = self._step.guide
         if guide is None or not guide.on_path or not self._texts:
@@ -185,8 +205,12 @@ class PlannedGraphs:
         """Do what is due before the graph that is about to run."""
         self._evictor.hold()
         if runs_graph:
-            self._texts, self._step.graph = [], self
-            self._ahead = list(reversed(self._expected_of_graph()))
+            self._step.graph = self
+            self._begins()
+
+    def _begins(self) -> None:
+        self._texts = []
+        self._ahead = list(reversed(self._expected_of_graph()))
 
     def _expected_of_graph(self) -> tuple[int, ...]:
         """Do what is due before a graph, and return the values that it makes."""

@@ -22,8 +22,11 @@ def device_slot_times_ms(forward: Forward, model: torch.nn.Module, assembly: Ste
     """Measures the device time of each slot's op in one more run of the step, in ms.
 
     Returns:
-        The times, or None if the ops differ from the assembly or torch's profiler got no times from the device.
+        The times, or None if the ops differ from the assembly, compiled graphs are among them, or torch's profiler got
+        no times from the device.
     """
+    if assembly.recorder.has_graphs:
+        return None
     recorder = ForwardRecorder(model)
     activities = list(torch.profiler.supported_activities())
     with quiet_start(), torch.profiler.profile(activities=activities, acc_events=True) as profiler:

@@ -20,6 +20,7 @@ from ..torchtools import accelerators
 from ..torchtools.accelerators import granule_bytes
 from ..torchtools.calls import compiled_part
 from ..torchtools.device_memory import give_memory_back, room_bytes
+from ..torchtools.graph_gaps.partition import GAPS
 from ..torchtools.malloc import return_large_blocks
 from ..torchtools.memory_trace import earlier_objects_exempt, live_bytes
 from ..torchtools.out_of_memory import forgotten, is_out_of_memory
@@ -154,7 +155,8 @@ class _Profiling:
     def _profile_within(self, budget_bytes: int, live: int) -> ProfiledStep:
         """Records the step for the first time, which sets up kernels and tells whether plain steps fit the budget."""
         if compiled_part(self.model) is not None:
-            self._time_step("step that compiles")
+            with GAPS.wanted():
+                self._time_step("step that compiles")
         with evicting(self.device, budget_bytes, live) as self._evictor:
             self._evictor.speed.start_from(self.link)
             with earlier_objects_exempt():

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy
 
+from ..ir.plan import GRAPH
 from ..torchtools.memory_trace import LINEAR, Span
 from ..torchtools.operators import is_view_name
 from ..torchtools.reported_memory import MemoryEvent
 from .step import StepRecord
 
+COMPILED_NODE = "CompiledFunction"  # begins the names of nodes that run backward graphs
+COME_BACK = "pooch_graph::come_back"  # unpacks within such a graph
 _SUM = "aten.add.Tensor"
 
 
@@ -36,11 +39,13 @@ class StepAssembly:
         spans = {span.name: span for span in record.trace.markers}
         self.spans: list[Span] = [spans[f"op {op.call}"] for op in self.recorder.ops]
         self.forward_ops = len(self.spans)
-        self.spans += [span for span in record.trace.operators if not is_view_name(span.name)]
-        self.spans.append(spans["end"])
-        self.starts = [span.start_ns for span in self.spans]
         self._unpack_spans = [spans[f"unpack {i}"] for i in range(len(record.unpacks))]
-        self.unpack_slots = [self.next_slot(span.start_ns) for span in self._unpack_spans]
+        backward = [span for span in record.trace.operators if not is_view_name(span.name)]
+        if self.recorder.has_graphs:
+            backward = with_graph_parts(backward, self._unpack_spans, self._event_times, spans["end"])
+        self.spans += [*backward, spans["end"]]
+        self.starts = [span.start_ns for span in self.spans]
+        self.unpack_slots = [self._slot_of_read(span.start_ns) for span in self._unpack_spans]
 
     @cached_property
     def last_unpacks(self) -> dict[int, int]:
@@ -68,6 +73,18 @@ class StepAssembly:
     def next_slot(self, time_ns: int) -> int:
         """Returns the first slot that begins after this time."""
         return min(bisect_right(self.starts, time_ns), self.end - 1)
+
+    def _slot_of_read(self, time_ns: int) -> int:
+        """Returns the slot of what an unpack is for: the next one, or the part of a graph that begins with it."""
+        slot = self.slot_at(time_ns)
+        return slot if slot >= self.forward_ops and self.spans[slot].name == GRAPH else self.next_slot(time_ns)
+
+    def unpacking_ns(self, slot: int) -> int:
+        """Returns how much of the part of a graph the unpacks took with which it begins."""
+        if slot < self.forward_ops or self.spans[slot].name != GRAPH:
+            return 0
+        first, behind = (bisect_left(self._unpack_starts, self.starts[n]) for n in (slot, slot + 1))
+        return sum(span.end_ns - span.start_ns for span in self._unpack_spans[first:behind])
 
     @cached_property
     def measured_points(self) -> numpy.ndarray:
@@ -158,6 +175,42 @@ class StepAssembly:
     def slot_after_last(self, life: Life) -> int:
         """Returns the last slot in which the storage is held."""
         return self.end if life.end_ns is None else self.slot_at(life.end_ns)
+
+
+def with_graph_parts(
+    operators: Sequence[Span], unpacks: Sequence[Span], event_times: Sequence[int], end: Span
+) -> list[Span]:
+    """Returns the operators of a backward pass, and the parts of compiled graphs that lie between them.
+
+    Kernels that Inductor makes are no operators. What they allocate would count in the slot of the operator before
+    them, in which what they read is not back yet. So where a graph reads what it has saved, a part begins, unless
+    nothing happens to memory until the next operator.
+
+    Args:
+        operators: in order of time.
+        unpacks: reads of saved values, in order of time.
+        event_times: of allocations and frees, in order.
+        end: the end of the backward pass.
+    """
+    operators = [span for span in operators if span.name != COME_BACK]
+    within = [span for span in unpacks if span.node.startswith(COMPILED_NODE)]
+    starts = [span.start_ns for span in operators]
+    parts: list[Span] = []
+    begin: Span | None = None
+    for span, following in pairwise([*within, end]):
+        begin = begin or span
+        place = bisect_right(starts, span.end_ns)
+        next_ns = min([following.start_ns, *starts[place : place + 1]])
+        is_part = bisect_left(event_times, next_ns) > bisect_left(event_times, span.end_ns)
+        if is_part:
+            parts.append(replace(begin, name=GRAPH))
+        if is_part or next_ns < following.start_ns:
+            begin = None
+    spans = sorted([*operators, *parts], key=lambda span: span.start_ns)
+    return [
+        replace(span, end_ns=following.start_ns) if span.node.startswith(COMPILED_NODE) else span
+        for span, following in pairwise([*spans, end])
+    ]
 
 
 def _highest(events: Iterable[MemoryEvent]) -> int:

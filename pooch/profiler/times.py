@@ -76,7 +76,9 @@ def typical(samples: Sequence[StepTimes]) -> StepTimes:
 def slot_times_ms(assembly: StepAssembly) -> list[float]:
     """Returns the duration of each slot's op in one recorded step in ms (CPU clock); the closing slot takes none."""
     forward = [op.time_ms for op in assembly.recorder.ops]
-    backward = [(span.end_ns - span.start_ns) / 1e6 for span in assembly.spans[assembly.forward_ops : -1]]
+    slots = range(assembly.forward_ops, assembly.end - 1)
+    lasted_ns = [assembly.spans[slot].end_ns - assembly.spans[slot].start_ns for slot in slots]
+    backward = [(ns - assembly.unpacking_ns(slot)) / 1e6 for slot, ns in zip(slots, lasted_ns, strict=True)]
     return [*forward, *backward, 0.0]
 
 

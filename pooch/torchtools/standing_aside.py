@@ -23,6 +23,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .graph_gaps.operators import HOLDERS, OPERATORS, Left
+from .graph_gaps.partition import GAPS
 from .mode_stacks import take_hooks_away, take_mode_away
 from .watch import LIBRARY
 
@@ -52,6 +54,9 @@ class CompiledCalls(Protocol):
         Args:
             runs_graph: Whether a graph is about to run, until `stand_aside`. Otherwise the call is over.
         """
+
+    def saved_within(self) -> None:
+        """Note that the graph which is running has saved something in its midst."""
 
 
 class StepHooks:
@@ -140,6 +145,8 @@ class SilentMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an op of the thread."""
+        if func in OPERATORS:
+            return func(*args, **(kwargs or {}))  # it passes what it is given to the hooks
         if not callable(_frames_now()):
             return self.dispatch(func, types, args, kwargs)
         frames = _ORIGINALS["set_eval_frame"](None)  # in what Dynamo leaves to Python within a compiled call
@@ -223,6 +230,7 @@ class _Here(threading.local):
             is exempt from compiling within them (False).
         lifted: The hooks from the lowest of ours on, while ours are lifted; None while they are not.
         is_governed: Whether what the graphs of the compiled call save is governed.
+        wants_gaps: Whether what is compiled now gets gaps.
     """
 
     def __init__(self) -> None:
@@ -232,6 +240,7 @@ class _Here(threading.local):
         self.regions: list[tuple[Any, bool]] = []
         self.lifted: list[Any] | None = None
         self.is_governed = False
+        self.wants_gaps = False
 
 
 _HERE = _Here()
@@ -401,6 +410,9 @@ def _lift() -> None:
         return
     if not _HERE.is_governed:
         _tell(compiled_name())
+    elif not _HERE.wants_gaps:
+        _HERE.wants_gaps = True
+        GAPS.begin()
     _HERE.lifted = _lifted_hooks()
     for hooks in _HERE.hooks:
         if hooks.calls is not None:
@@ -409,11 +421,29 @@ def _lift() -> None:
 
 def _put_back(*, runs_graph: bool) -> None:
     assert _HERE.lifted is not None
+    if _HERE.wants_gaps:
+        _HERE.wants_gaps = False
+        GAPS.end()
     before, _HERE.lifted = _HERE.lifted, None
     _put_hooks_back(before)
     for hooks in _HERE.hooks:
         if hooks.calls is not None:
             hooks.calls.come_back(runs_graph=runs_graph)
+
+
+def _held_within(tensor: torch.Tensor) -> Left | None:
+    """Pass what a graph saves in its midst to the hooks in place, if they are ours."""
+    pair = _autograd._top_saved_tensors_default_hooks(True) if _HERE.hooks else None
+    if pair is None or _own_hooks(pair) is None:
+        return None
+    left = Left(pair[0](tensor), pair[1])
+    for hooks in _HERE.hooks:
+        if hooks.calls is not None:
+            hooks.calls.saved_within()
+    return left
+
+
+HOLDERS.append(_held_within)
 
 
 def backward_is_compiled() -> bool:

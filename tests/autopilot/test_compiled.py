@@ -17,10 +17,12 @@ from pooch.executor.compiled import CopiedCalls
 from tests.compiled_models import (
     MODELS,
     WIDTH,
+    Language,
     Trained,
     Way,
     blocks_in_place,
     blocks_wrapped,
+    data_of,
     trained,
     whole,
     whole_in_place,
@@ -74,12 +76,31 @@ def test_compiled_blocks_train_within_a_budget(way: Way) -> None:
 
 
 @pytest.mark.parametrize("way", [whole, whole_in_place])
-def test_a_model_compiled_as_a_whole_has_its_bits_and_one_line_tells_the_excess(way: Way) -> None:
+def test_a_model_compiled_as_a_whole_trains_within_half_of_what_it_takes(way: Way) -> None:
     _, under = compared("language", way, "aot_eager", "50%")
+    assert_held(under)
+
+
+def test_inductor_holds_the_budget_of_a_model_compiled_as_a_whole() -> None:
+    _, under = compared("language", whole, "inductor", "50%", steps=4)
+    assert_held(under)
+
+
+def test_what_was_compiled_before_it_is_given_comes_back_at_once_and_one_line_tells_the_excess() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = torch.compile(Language(), backend="aot_eager")
+    tokens, targets = data_of("language", torch.Generator().manual_seed(1))
+    functional.cross_entropy(model(tokens), targets).backward()
+    under = Under("50%")
+    with under(model):
+        for _ in range(4):
+            model.zero_grad()
+            functional.cross_entropy(model(tokens), targets).backward()
     assert under.summary is not None
     assert under.summary.steps_over_budget > 0
     (line,) = [line for line in under.told if "over the budget" in line]
-    assert "a compiled graph needs the rest at once: compile blocks of the model" in line
+    assert "a compiled graph or an op needs the rest at once: compile" in line
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -94,7 +115,8 @@ def test_each_kind_of_model(name: str, autocast: bool, backend: str) -> None:
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("name", MODELS)
 def test_each_kind_of_model_compiled_as_a_whole(name: str, backend: str) -> None:
-    compared(name, whole, backend)
+    for autocast in (False, True):
+        compared(name, whole, backend, autocast=autocast)
 
 
 class Changing(nn.Module):
@@ -211,8 +233,9 @@ def test_three_lengths_of_dynamic_sequences() -> None:
     def prepare(tokens: Tensor) -> None:
         torch._dynamo.mark_dynamic(tokens, 1)
 
-    _, under = compared("language", blocks_in_place, "aot_eager", steps=6, lengths=(64, 48, 56), prepare=prepare)
-    assert_held(under)
+    for way in (blocks_in_place, whole):
+        _, under = compared("language", way, "aot_eager", steps=6, lengths=(64, 48, 56), prepare=prepare)
+        assert_held(under)
 
 
 def test_only_the_loss_is_compiled() -> None:

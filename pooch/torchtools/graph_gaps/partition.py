@@ -1,0 +1,112 @@
+"""Has graphs that are compiled meanwhile get gaps, through Inductor's `custom_partitioner_fn`.
+
+Its `uuid` is a part of the key of compiled code, so code with gaps and code without never take each other's place in a
+cache. Other backends have no such place: for them the function of AOTAutograd that partitions a graph is wrapped.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from .insertion import insert_gaps
+
+
+class Gaps:
+    """Counts who wants gaps, and has graphs get them while anybody does."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._undo: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        """Have what is compiled from here on get gaps, until `end`."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._undo = [_wrap_aot(), _set_partitioner()]
+
+    def end(self) -> None:
+        """Want none any more."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                for undo in self._undo:
+                    undo()
+                self._undo = []
+
+    @contextmanager
+    def wanted(self) -> Iterator[None]:
+        """Have what is compiled inside of this context get gaps."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+
+GAPS = Gaps()
+
+
+def _wrap_aot() -> Callable[[], None]:
+    module: Any = _loaded("torch._functorch._aot_autograd.graph_compile")
+    name = "_partition_joint_graph_into_fw_bw"
+    partition = getattr(module, name, None)
+    if partition is None:
+        return _nothing
+
+    @wraps(partition)
+    def with_gaps(*arguments: Any, **options: Any) -> Any:
+        forward, backward, outputs = partition(*arguments, **options)
+        if not _is_of_inductor(arguments, options):
+            insert_gaps(forward, backward, outputs)
+        return forward, backward, outputs
+
+    setattr(module, name, with_gaps)
+
+    def undo() -> None:
+        if getattr(module, name) is with_gaps:
+            setattr(module, name, partition)
+
+    return undo
+
+
+def _is_of_inductor(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Whether Inductor partitions a graph, and so our partitioner."""
+    function: Any = options.get("partition_fn", arguments[-1] if arguments else None)
+    while hasattr(function, "func"):
+        function = function.func
+    return str(getattr(function, "__module__", "")).startswith("torch._inductor")
+
+
+def _set_partitioner() -> Callable[[], None]:
+    config: Any = _loaded("torch._inductor.config")
+    if not hasattr(config, "custom_partitioner_fn"):
+        return _nothing
+    from .partitioner import PartitionerWithGaps
+
+    theirs = config.custom_partitioner_fn
+    mine = config.custom_partitioner_fn = PartitionerWithGaps(theirs)
+
+    def undo() -> None:
+        if config.custom_partitioner_fn is mine:
+            config.custom_partitioner_fn = theirs
+
+    return undo
+
+
+def _loaded(name: str) -> Any:
+    """Import a module of PyTorch's, unless this version has none such."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def _nothing() -> None:
+    """What is to be undone where nothing was done."""
