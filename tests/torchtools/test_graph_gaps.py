@@ -77,6 +77,17 @@ def test_code_of_another_form_is_left_as_it_is() -> None:
         with_leaving("x = 1", (2,))
 
 
+def test_backward_code_of_another_form_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has left in the forward graph could not come back."""
+
+    def unknown(*_: object) -> str:
+        raise UnknownCode
+
+    monkeypatch.setattr(generated_code, "with_returning", unknown)
+    with pytest.raises(Exception, match="compile with backend='aot_eager', or train without a budget"):
+        gradients("inductor", nullcontext, gaps=True)
+
+
 def test_an_input_comes_back_before_the_first_line_that_reads_it() -> None:
     lines = written(with_returning(BACKWARD, {"pooch_gap_0": "cuda:0"}))
     place = lines.index("triton_1.run(tangents_1, pooch_gap_0)")

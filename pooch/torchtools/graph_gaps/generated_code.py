@@ -17,11 +17,16 @@ from typing import Any
 
 import torch
 
+from ...ground.errors import UsageError
 from .insertion import LEAVING, RETURNING
 
 _LEAVE = "torch.ops.pooch_graph.leave.default"
 _COME_BACK = "torch.ops.pooch_graph.come_back.default"
 _CHECKS = ("assert_size_stride", "assert_alignment")  # which tensors without memory pass
+UNKNOWN_BACKWARD = (
+    "Inductor has written a backward graph in a form that Pooch does not know, so what has left in the forward graph "
+    "could not come back: compile with backend='aot_eager', or train without a budget"
+)
 
 
 class UnknownCode(Exception):
@@ -54,7 +59,10 @@ def _rewriting(codegen: Callable[..., Any]) -> Callable[..., Any]:
             except UnknownCode:
                 return code, kernels  # all stays, and what comes back is what never left
         if returning:
-            code.value = with_returning(code.value, returning)
+            try:
+                code.value = with_returning(code.value, returning)
+            except UnknownCode:
+                raise UsageError(UNKNOWN_BACKWARD) from None
         return code, kernels
 
     setattr(with_gaps, _MARK, True)
