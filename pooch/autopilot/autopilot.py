@@ -25,9 +25,10 @@ from ..torchtools.ranks import local_count
 from .budget import HeldBudget, budget_of
 from .cache import PlanCache, Purpose
 from .costs import costs_of
-from .driver import StepDriver, end_held, refuse_a_second
+from .driver import StepDriver
 from .free_memory import FreeMemory
 from .governed import GovernedModels, device_named, models_of
+from .held_devices import end_held, refuse_a_second
 from .library import Library
 from .node import tier_budget, tier_share
 from .persistence import Persistence

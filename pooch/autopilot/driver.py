@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,22 +16,23 @@ from ..executor.own_work import OWN_WORK
 from ..executor.statistics import RunStats
 from ..executor.step import Step
 from ..ground.errors import TierError, UsageError
-from ..ground.units import format_bytes
 from ..ir import Profile
 from ..machine.account import LiveBytes
 from ..profiler.live import needs_profiler
 from ..profiler.step import is_profiling
-from ..torchtools.calls import CallContext, CallingThread
+from ..torchtools.calls import CallContext
 from ..torchtools.lost_interrupts import LOST_INTERRUPTS
 from ..torchtools.module_changes import ModuleChanges
 from ..torchtools.ranks import will_arrange_buckets
 from ..torchtools.standing_aside import CallsEverywhere, backward_is_compiled
 from ..torchtools.threads import OwnThread, is_alone
-from ..torchtools.training_state import model_device
 from .backward import RUNNING, BackwardWatch
 from .budget import HeldBudget
 from .counting import margin_bytes
+from .driven_calls import DrivenCall, Here, QuietCall
+from .excess import why_over_budget
 from .governed import GovernedModels
+from .held_devices import note_held, note_released
 from .known import Known
 from .last_step import LastStep
 from .library import MOST_FAILURES, Library
@@ -43,11 +41,6 @@ from .persistence import Persistence
 from .quiet import FAR_SHARE, QuietCalls, QuietKind, QuietTally
 from .remarks import (
     BACKWARD_IS_COMPILED,
-    BY_OTHER_HOOKS,
-    COMPILED,
-    MORE_THAN_RECORDED,
-    NOTHING_LEFT,
-    PLAN_NEEDS_MORE,
     Remarks,
 )
 from .running import RunningStep
@@ -64,110 +57,6 @@ _MOST_UNSETTLED_STEPS = 64  # a wrapper that has not arranged its buckets by the
 _CALLS_IN_A_ROW = 3  # steps that began with a call, after which none is expected without
 _RECOUNTED_STEPS = (1, 2, 3, 10, 100)  # or the next one that is not far away from the budget
 _SELDOM_CHANGED = (2, 3)  # of these: those that count again only if some of what was counted is gone
-
-
-class _Here(CallingThread):
-    """What the calling thread does.
-
-    Attributes:
-        call: The outermost call of a governed module that it was in.
-        is_beside: Whether its call is beside a step of another thread.
-        quiet: What runs its steps for which nothing is to be done.
-    """
-
-    call: _Call | _QuietCall | None = None
-    is_beside = False
-    quiet: RunningStep | None = None
-
-
-class _Call(CallContext):
-    """Surrounds one call of a governed module.
-
-    It is no generator. One that an interrupt has kept from ending would end when it is collected, which may be in the
-    middle of a later step.
-
-    Args:
-        driver: Runs the steps.
-        number: Of the model.
-        args: Positional arguments of the call.
-        kwargs: Keyword arguments of the call.
-        quiet: The calls of the module that begin steps far away from the budget; None for what is no module.
-
-    Attributes:
-        begins: Whether it belongs to a step.
-        is_ended: Whether all was done that follows the call.
-    """
-
-    def __init__(self, driver: StepDriver, number: int, args: Any, kwargs: Any, quiet: QuietCalls | None) -> None:
-        super().__init__()
-        self._driver, self._call = driver, (number, args, kwargs, quiet)
-        self.begins = self._is_outermost = self.is_ended = False
-        self._around: AbstractContextManager[None] | None = None
-
-    def __enter__(self) -> None:
-        driver = self._driver
-        here = driver._here
-        if here.is_within_call:
-            return
-        call, self._call = self._call, _NO_CALL  # it must not hold the arguments, as it is known until the next one
-        self.begins = driver._begins(*call)
-        del call
-        if not self.begins and not here.is_beside:
-            return
-        self._is_outermost, here.call = True, self
-        running = driver._running
-        if self.begins and running is not None:
-            try:
-                around = running.step.around_call()
-                around.__enter__()
-                self._around = around
-            except BaseException:
-                self.is_left = True
-                driver._abandon()
-                raise
-
-    def __exit__(self, *exception: Any) -> None:
-        if not self._is_outermost:
-            return
-        self.is_left = True
-        around, self._around = self._around, None
-        try:
-            if around is not None:
-                around.__exit__(*exception)
-        except BaseException:
-            self._driver._abandon()
-            raise
-        if self.begins and exception[0] is None:
-            self._driver._call_ended()
-        elif self.begins:
-            self._driver._abandon()
-        self.is_ended = True
-
-
-_NO_CALL: tuple[int, Any, Any, QuietCalls | None] = (0, (), {}, None)
-
-
-class _QuietCall(CallContext):
-    """Surrounds the call that begins a step far away from the budget. One serves all of them, one after the other.
-
-    Attributes:
-        is_ended: Whether all was done that follows the call.
-    """
-
-    def __init__(self, driver: StepDriver) -> None:
-        super().__init__()
-        self._driver = driver
-        self.is_left = self.is_ended = True
-
-    def __enter__(self) -> None:
-        self.is_left = self.is_ended = False
-        self._driver._here.call = self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.is_left = True
-        if exception[0] is not None:
-            self._driver._abandon()
-        self.is_ended = True
 
 
 class StepDriver:
@@ -205,13 +94,13 @@ class StepDriver:
         self._last = LastStep()
         self._counters, self._steps, self._between_peak_bytes = Counters(), 0, 0
         self._recounts = 0  # that were due so far
-        self._tally, self._quiet_call = QuietTally(), _QuietCall(self)
+        self._tally, self._quiet_call = QuietTally(), QuietCall(self)
         self._quiet: RunningStep | None = None  # what runs the next step, if that may be quiet
         self._remarks = remarks
         self._running: RunningStep | None = None  # of the thread that `_claimed` names, and changed by it alone
         self._claimed: OwnThread | None = None
         self._claiming = threading.Lock()
-        self._here = _Here()  # the models hold it too: it must not be needed once this is gone
+        self.here = Here()  # the models hold it too: it must not be needed once this is gone
         self._is_removed = False
         self._of_tier: list[str] = []  # to be told between steps: the tier may fail in the middle of an op
         evictor.engine.health.tell = self._of_tier.append
@@ -222,7 +111,7 @@ class StepDriver:
         self._native = NativeQuiet(self._quiet_call, live, budget, library, self._changes, self._of_tier, evictor)
         governed.quiet_steps = self._native.steps
         persistence.listen(self._native.steps)
-        governed.place(self._surround, self._here)
+        governed.place(self._surround, self.here)
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
         self._backward.start()
         self._uncalled = UncalledSteps(partial(_region_of, weakref.ref(self)))
@@ -236,7 +125,7 @@ class StepDriver:
         )
         self._closed.atexit = False
         LOST_INTERRUPTS.use(evictor)
-        _ACTIVE[governed.device.type] = self
+        note_held(governed.device, self)
 
     @property
     def counters(self) -> Counters:
@@ -275,20 +164,25 @@ class StepDriver:
         """Govern a further model too."""
         self.take_over()
         self._native.forget()
-        if self.governed.add(model, self._surround, self._here) and self._running is not None:
+        if self.governed.add(model, self._surround, self.here) and self._running is not None:
             self._running.is_whole = False
+
+    @property
+    def running(self) -> RunningStep | None:
+        """The step that is running."""
+        return self._running
 
     def is_within_call(self) -> bool:
         """Whether the calling thread is within a governed call."""
-        return self._here.is_within_call
+        return self.here.is_within_call
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
-    def region(self) -> _Call:
+    def region(self) -> DrivenCall:
         """Return a context that counts as a call of a governed module."""
-        return _Call(self, REGION, (), {}, None)
+        return DrivenCall(self, REGION, (), {}, None)
 
-    def uncalled_region(self) -> _Call:
+    def uncalled_region(self) -> DrivenCall:
         """Return a context for a step without a call."""
         self._calls_in_a_row = 0
         return self.region()
@@ -303,14 +197,14 @@ class StepDriver:
         self.take_over()
         if quiet.kinds and self._begins_quietly(args, kwargs, quiet):
             return self._quiet_call
-        return _Call(self, number, args, kwargs, quiet)
+        return DrivenCall(self, number, args, kwargs, quiet)
 
     def _begins_quietly(self, args: Any, kwargs: Any, quiet: QuietCalls) -> bool:
         """Whether a call begins a step that is known to be far away from the budget: nothing is prepared for it.
 
         It is an ordinary call of the thread that has trained last, and nothing is left over that has to be seen to.
         """
-        here = self._here
+        here = self.here
         running, last = here.quiet, here.call
         if (
             running is None
@@ -349,11 +243,11 @@ class StepDriver:
                 self._claimed = None
         return True
 
-    def _begins(self, number: int, args: Any, kwargs: Any, quiet: QuietCalls | None) -> bool:
+    def begins_step(self, number: int, args: Any, kwargs: Any, quiet: QuietCalls | None) -> bool:
         """Whether an outermost call belongs to a step, which begins now if none is running."""
         self.take_over()
-        self._here.is_beside = False
-        last, self._here.call = self._here.call, None
+        self.here.is_beside = False
+        last, self.here.call = self.here.call, None
         if last is not None and not last.is_ended:  # Ctrl-C came at its end
             last.__exit__(KeyboardInterrupt, None, None)
         if self._is_removed or BackwardWatch.is_running() or not is_ordinary_call():
@@ -366,7 +260,7 @@ class StepDriver:
         if self._claim() and self._running is not None and self._running.is_over(MOST_FORWARDS):
             self._end(is_complete=False)
         if not self._claim():
-            self._here.is_beside, self._quiet = True, None  # another thread trains under the budget
+            self.here.is_beside, self._quiet = True, None  # another thread trains under the budget
             self.evictor.rest()
             return False
         if self._running is None:
@@ -450,7 +344,7 @@ class StepDriver:
         try:
             step.open(self._compiled_call_begins)
         except BaseException:
-            self._abandon()
+            self.abandon()
             raise
 
     def let_state_leave(self) -> bool:
@@ -478,7 +372,7 @@ class StepDriver:
         is_far = self.budget.is_told and kind.expected_bytes(running.start_bytes) <= far_bytes
         if is_far and not self.evictor.has_values and self.evictor.engine.health.known is None and not has_own_hooks():
             quiet.add(model, args, kwargs, kind, self._changes.given.count)
-            self._quiet = self._here.quiet = running.as_quiet()
+            self._quiet = self.here.quiet = running.as_quiet()
         return kind
 
     def _new_step(
@@ -510,7 +404,7 @@ class StepDriver:
         expected_bytes = known.profile.peak_bytes + start_bytes - known.profile.persistent_bytes
         return expected_bytes > TIGHT_SHARE * budget_bytes
 
-    def _call_ended(self) -> None:
+    def call_ended(self) -> None:
         """Take hooks and modes away with the call where they cannot stay until the backward pass."""
         running = self._running
         if running is not None and running.is_of_this_thread and not running.outlasts:
@@ -522,10 +416,10 @@ class StepDriver:
         try:
             self._live.raise_failure()
         except BaseException:
-            self._abandon()
+            self.abandon()
             raise
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """End a step that failed."""
         self.take_over()
         if self._running is not None and self._running.is_of_this_thread:
@@ -537,7 +431,7 @@ class StepDriver:
     def _backward_begins(self, builds_graph: bool) -> None:
         self.take_over()
         running = self._running
-        if running is not None and running.is_quiet and self._here.quiet is running and not builds_graph:
+        if running is not None and running.is_quiet and self.here.quiet is running and not builds_graph:
             running.is_in_backward, running.is_open = True, False
             if not self._standstill.is_ending:
                 return
@@ -546,7 +440,7 @@ class StepDriver:
         self._raise_failure()
         running = self._running
         if running is None or not running.is_of_this_thread:
-            if self._here.is_beside:  # it is that of the thread's own calls, which are not governed
+            if self.here.is_beside:  # it is that of the thread's own calls, which are not governed
                 return
             self.evictor.hold()
             if running is not None:
@@ -566,8 +460,8 @@ class StepDriver:
         if running is not None and running.is_quiet and is_complete and self._ends_quietly(running):
             return
         if running is None or not running.is_of_this_thread:
-            is_alone = is_complete and running is None and not self._here.is_beside and not self._is_removed
-            self._here.is_beside = False
+            is_alone = is_complete and running is None and not self.here.is_beside and not self._is_removed
+            self.here.is_beside = False
             if is_alone and not builds_graph and (self._are_uncalled or not self._steps):
                 if not self._are_uncalled:
                     self._remarks.uncalled()
@@ -588,7 +482,7 @@ class StepDriver:
         """Whether a step is over for which nothing was done, and nothing had to be."""
         peak_bytes = self._live.peak()
         if (
-            self._here.quiet is not running
+            self.here.quiet is not running
             or not running.is_in_backward
             or peak_bytes > running.far_bytes  # else no allocation has asked for room, so none has failed to
             or not running.is_whole
@@ -611,7 +505,7 @@ class StepDriver:
         standstill.is_in_step = False
         if standstill.is_ending:
             standstill.pass_by(is_in_step=False)
-        if self._quiet is running and self._here.call is self._quiet_call and self._quiet_call.is_ended:
+        if self._quiet is running and self.here.call is self._quiet_call and self._quiet_call.is_ended:
             self._native.go_on(running, self._backward)
         return True
 
@@ -656,7 +550,7 @@ class StepDriver:
         """
         self.governed.release_parts()
         module = getattr(compiled, "__self__", compiled)
-        if isinstance(module, torch.nn.Module) and self.governed.is_governed(module) and not self._here.is_within_call:
+        if isinstance(module, torch.nn.Module) and self.governed.is_governed(module) and not self.here.is_within_call:
             self.governed.release(module)
             self._remarks.called_within_compiled()
 
@@ -725,37 +619,12 @@ class StepDriver:
         self._counters, self._steps = self._counters.with_step(step), self._steps + 1
         self._last = LastStep.of(running.decision, left, peak_bytes, known.slowdown)
         if budget_bytes is not None and step.steps_over_budget:
-            excess_bytes = peak_bytes - budget_bytes
-            self._remarks.over_budget(peak_bytes, budget_bytes, *self._why_over_budget(running, excess_bytes))
+            why = why_over_budget(running, self.evictor, peak_bytes - budget_bytes, self._persistence.has_compiled)
+            self._remarks.over_budget(peak_bytes, budget_bytes, *why)
 
     def _tell_of_tier(self) -> None:
         while self._of_tier:
             self._remarks.tier(self._of_tier.pop(0))
-
-    def _why_over_budget(self, running: RunningStep, excess_bytes: int) -> tuple[str, str]:
-        """Return why a step has passed the budget, and what tells that reason from others."""
-        fault = self.evictor.engine.health.fault or self.evictor.engine.health.known
-        stayed_bytes = self.evictor.stayed_bytes + running.stats.kept_bytes
-        if fault is not None and stayed_bytes:
-            by_tier = format_bytes(min(stayed_bytes, excess_bytes))
-            return f"{by_tier} of activations could not leave, as {fault}", f"stayed: {fault.kind}"
-        if fault is not None and running.stats.recomputed_ops and self.evictor.missing_bytes:
-            return f"activations were computed again, which takes more room than a copy, as {fault}", fault.kind
-        return (why := self._why_without_fault(running)), why
-
-    def _why_without_fault(self, running: RunningStep) -> str:
-        if running.decision == "plan" and running.known.needed_bytes and not running.step.left_plan:
-            return PLAN_NEEDS_MORE
-        if self._persistence.has_compiled and running.decision != "in-core":
-            return COMPILED
-        if running.decision != "in-core":
-            return NOTHING_LEFT
-        if running.known.reason == BACKWARD_IS_COMPILED:
-            return BACKWARD_IS_COMPILED
-        if running.known.profile is None:
-            return BY_OTHER_HOOKS
-        running.known.left_plan = MOST_FAILURES  # so that its next step is recorded again
-        return MORE_THAN_RECORDED
 
     def _look_between(self) -> None:
         """Take the peak since the last backward pass into account."""
@@ -783,8 +652,7 @@ class StepDriver:
             self._closed()
         finally:
             self.library.join()
-            if _ACTIVE.get(self.governed.device.type) is self:
-                del _ACTIVE[self.governed.device.type]
+            note_released(self.governed.device, self)
 
     def leave_alone(self) -> None:
         """In a forked child, such as a worker that loads data: hold nothing. The threads of its parent are not here."""
@@ -798,45 +666,13 @@ class StepDriver:
         self._live.let_go()
 
 
-_ACTIVE: weakref.WeakValueDictionary[str, StepDriver] = weakref.WeakValueDictionary()
-
-
-def refuse_a_second(device: torch.device) -> None:
-    """Refuse to hold two budgets on one device.
-
-    Raises:
-        UsageError: If one is held.
-    """
-    if device.type in _ACTIVE:
-        raise UsageError(
-            f"a budget is held on {device.type} already: give all models in one list, as in "
-            "pooch.auto([generator, discriminator], ...), call remove() on what pooch.auto returned, or give "
-            "replace=True"
-        )
-
-
-def end_held(models: Iterable[object]) -> None:
-    """End the budgets that are held on the devices of some models, so that another one can be.
-
-    Args:
-        models: The models; what is none is left to be refused.
-
-    Raises:
-        UsageError: If a step is running in another thread, which alone can end it.
-    """
-    for kind in {model_device(model).type for model in models if isinstance(model, torch.nn.Module)}:
-        held = _ACTIVE.get(kind)
-        if held is not None:
-            held.remove()
-
-
 def _compiled_call(driver: weakref.ref[StepDriver], compiled: object) -> None:
     here = driver()
     if here is not None:
         here.compiled_call(compiled)
 
 
-def _region_of(driver: weakref.ref[StepDriver]) -> _Call | None:
+def _region_of(driver: weakref.ref[StepDriver]) -> DrivenCall | None:
     here = driver()
     return None if here is None or here._is_removed else here.uncalled_region()
 
@@ -850,15 +686,6 @@ def _take_over(driver: weakref.ref[StepDriver]) -> None:
 def _let_state_leave(driver: weakref.ref[StepDriver]) -> bool:
     here = driver()
     return here is not None and here.let_state_leave()
-
-
-def _leave_child_alone() -> None:
-    for held in list(_ACTIVE.values()):
-        held.leave_alone()
-    _ACTIVE.clear()
-
-
-os.register_at_fork(after_in_child=_leave_child_alone)
 
 
 def _close(

@@ -89,7 +89,7 @@ def state(run: Auto) -> dict[str, Any]:
         "users of the collector": len(CollectorOff._users),
         "module hooks": len(_global_forward_pre_hooks) + len(_global_forward_hooks),
         "own work": OWN_WORK.depth,
-        "within": driver._here.is_within_call,
+        "within": driver.here.is_within_call,
         "running": driver._running,
         "lock": (evictor.lock._lock._is_owned(), evictor.lock._depth),
         "records": len(evictor._values),
