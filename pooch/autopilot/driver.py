@@ -104,7 +104,6 @@ class StepDriver:
         self._is_removed = False
         self._of_tier: list[str] = []  # to be told between steps: the tier may fail in the middle of an op
         evictor.engine.health.tell = self._of_tier.append
-        evictor.last_resort = partial(_let_state_leave, weakref.ref(self))
         evictor.engine.probe()
         self._tell_of_tier()
         self._changes = ModuleChanges()
@@ -124,6 +123,7 @@ class StepDriver:
             self, _close, self._standstill, self._backward, self._changes, self._compiled, library, evictor, persistence
         )
         self._closed.atexit = False
+        evictor.last_resort = partial(_let_state_leave, weakref.ref(self))  # by now another thread may ask for it
         LOST_INTERRUPTS.use(evictor)
         note_held(governed.device, self)
 

@@ -7,9 +7,11 @@ result is something from outside, and the history of that must not hold the step
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -112,6 +114,9 @@ class UncalledSteps:
         return tensor, tensor._version
 
     def _begin(self) -> None:
+        if _is_transformed():
+            self.expect()
+            return
         region = self._new_region()
         if region is None:
             return
@@ -124,6 +129,19 @@ class UncalledSteps:
         else:
             region.__exit__(None, None, None)
             self.expect()
+
+
+def _is_transformed() -> bool:
+    """Whether the calling thread is within a transform such as `torch.vmap`.
+
+    While an op of one runs, PyTorch's own stack of them is hidden. What a step put in place there would not stay.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("torch._functorch."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _unpack(packed: Any) -> torch.Tensor:

@@ -252,12 +252,15 @@ def live_tensors() -> list[torch.Tensor]:
         is_tensor = kinds.get(kind)
         if is_tensor is None:
             is_tensor = kinds[kind] = _has_memory(kind)
-        if is_tensor and candidate.device.type == "cpu":
+        if is_tensor and candidate.device.type == "cpu" and not _is_wrapped(candidate):
             found.append(candidate)
             # Another thread may be training with it, and PyTorch ends the process if its gradient is read then.
             if reads_gradients and candidate.is_leaf and candidate.grad is not None:
                 found.append(candidate.grad)
     return found
+
+
+_is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor  # by `torch.vmap` and the like: it has no memory
 
 
 def _has_memory(kind: type) -> bool:

@@ -172,6 +172,28 @@ def test_a_forward_pass_that_is_dropped_is_freed(first_op: Callable[[Tensor, Ten
         allocator.remove(user)
 
 
+def test_no_step_begins_within_a_transform() -> None:
+    """Which hides itself while its ops run. What is put in place there would not stay."""
+
+    def train() -> list[Tensor]:
+        tensors = weights()
+        for number in range(8):
+            rows = torch.randn(ROWS, SIDE)
+            loss = torch.vmap(lambda row: (row @ tensors[0]).sin().sum())(rows).mean()
+            if number % 2:
+                loss = loss + loss_of(tensors)
+            loss.backward()
+            stepped(tensors)
+        return tensors
+
+    plain = train()
+    trained, finder, _ = found(train)
+    assert all(map(torch.equal, plain, trained))
+    assert finder.auto is not None
+    assert finder.auto.summary().steps >= 3
+    assert not has_own_hooks()
+
+
 def test_the_budget_is_held_from_the_third_backward_pass_on() -> None:
     tensors = weights()
     peaks = list[int]()
