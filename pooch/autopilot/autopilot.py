@@ -197,6 +197,7 @@ class Auto:
         Args:
             verbose: Whether it also says what Pooch did inside of the steps.
         """
+        self._driver.look_after_last()
         library = self._driver.library
         share = self._team.share
         return self._driver.counters.summary(

@@ -626,6 +626,12 @@ class StepDriver:
         while self._of_tier:
             self._remarks.tier(self._of_tier.pop(0))
 
+    def look_after_last(self) -> None:
+        """Take into account what came after the last step, which else the next one does as it begins."""
+        self.take_over()
+        if self._running is None and not self._is_removed:
+            self._look_between()
+
     def _look_between(self) -> None:
         """Take the peak since the last backward pass into account."""
         self._between_peak_bytes = max(self._between_peak_bytes, self._live.peak())

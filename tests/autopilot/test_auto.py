@@ -706,3 +706,13 @@ def test_steps_leave_nothing_behind() -> None:
         gc.enable()
         assert auto._driver.evictor._values == {}
     assert len(set(live[12:])) == 1
+
+
+def test_a_summary_knows_what_came_after_the_last_backward_pass() -> None:
+    """Such as the step of an optimizer, which may be the highest peak of a training that ends with it."""
+    model = a_model()
+    with under(model, 100_000_000) as auto:
+        loss_of(model(rows(ROWS))).backward()
+        before_bytes = live_bytes(torch.device("cpu"))
+        torch.empty(3_000_000).zero_()
+        assert auto.summary().between_peak_bytes >= before_bytes + 12_000_000
