@@ -76,7 +76,7 @@ def train(
         if budget_bytes is not None and not by_finder:
             governing = _auto(network, budget_bytes, optimizer, told, stack)
         if budget_bytes is not None:
-            record.pause = lambda done: _wait_for_a_plan(governing(), done)
+            record.pause = lambda done: _wait_for_a_plan(governing, done)
         record.begin()
         for number in range(steps):
             begin_s = time.thread_time()
@@ -134,10 +134,10 @@ def _finder(budget_bytes: int | None, told: list[str], stack: ExitStack) -> Call
     return found
 
 
-def _wait_for_a_plan(auto: Any, done: int) -> None:
+def _wait_for_a_plan(governing: Callable[[], Any], done: int) -> None:
     """Wait between two steps until there is a first plan, or none is being made."""
     if done not in WAIT_AFTER:
         return
-    end_s = time.monotonic() + LONGEST_WAIT_S
+    auto, end_s = governing(), time.monotonic() + LONGEST_WAIT_S
     while auto.is_planning and not auto.plans and time.monotonic() < end_s:
         time.sleep(0.05)
