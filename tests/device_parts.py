@@ -10,6 +10,7 @@ NEEDS_A_GPU = (
     *("tests/executor", "tests/workloads", "tests/measure/test_gpu_limits.py", "tests/simulated_cuda"),
     "tests/autopilot/test_free_budget.py",
     "tests/autopilot/test_gpu.py",
+    "tests/autopilot/test_graphs_of_backward_passes.py",
     "tests/autopilot/test_persistence_gpu.py",
     "tests/autopilot/test_built_on_the_host.py",
     "tests/doctor/test_gpu.py",

@@ -462,7 +462,11 @@ class StepDriver:
         if running is None or not running.is_of_this_thread:
             is_alone = is_complete and running is None and not self.here.is_beside and not self._is_removed
             self.here.is_beside = False
-            if is_alone and not builds_graph and (self._are_uncalled or not self._steps):
+            if (
+                is_alone
+                and not builds_graph
+                and (self._are_uncalled or (not self._steps and self.governed.have_gradients))
+            ):
                 if not self._are_uncalled:
                     self._remarks.uncalled()
                     self._persistence.step_passed_by()

@@ -141,6 +141,11 @@ class GovernedModels:
         """The models that are still there."""
         return [model for model in (each() for each in self._models) if model is not None]
 
+    @property
+    def have_gradients(self) -> bool:
+        """Whether a parameter of theirs has a gradient."""
+        return any(each.grad is not None for model in self.living for each in model.parameters())
+
     def is_governed(self, module: object) -> bool:
         """Whether a module is one of the models."""
         return any(each() is module for each in self._models)

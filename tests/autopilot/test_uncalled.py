@@ -329,12 +329,11 @@ def test_what_waits_in_a_thread_that_has_ended_is_given_up() -> None:
 
 
 def test_removing_a_budget_in_the_middle_of_a_step_leaves_nothing_behind() -> None:
-    tensors = weights()
     model = Parts()
     with Auto([model], live_bytes(CPU) + FEW_BYTES, tell=lambda _: None) as auto:
         for _ in range(2):
-            loss_of(tensors).backward()
-        loss = loss_of(tensors)
+            model.forward(ROWS).backward()
+        loss = model.forward(ROWS)
         assert has_own_hooks(), "otherwise no step is running"
         auto.remove()
         assert not has_own_hooks()
@@ -361,6 +360,16 @@ def test_what_is_measured_within_a_step_is_no_training_of_the_program(monkeypatc
     assert all(map(torch.equal, by_hand(), trained))
     assert finder.auto is not None
     assert finder.auto.summary().steps == 4
+
+
+def test_a_model_that_was_not_given_is_left_alone() -> None:
+    model, other = Parts(), weights()
+    with Auto([model], live_bytes(CPU) + FEW_BYTES, tell=lambda _: None) as auto:
+        for _ in range(3):
+            loss_of(other).backward()
+        assert not auto._driver._uncalled.are_expected
+        model(ROWS).backward()
+    assert auto.summary().steps == 1
 
 
 def test_programs_that_train_modules_are_not_taken_for_others() -> None:

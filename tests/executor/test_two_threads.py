@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from pooch.executor import Run, apply_plan, native_watch
 from pooch.executor.engines.cpu import CpuTicket
 from pooch.executor.plan_guide import PlanGuide
-from pooch.executor.records import HANDLES
 from pooch.executor.step import Step
 from pooch.ir import Choice, Plan
 from pooch.machine import StepLock, Value
+from pooch.torchtools.watch import HANDLES
 from tests.executor.online.support import holding
 from tests.executor.support import all_of, is_same, mixed, quick_profile, tight_plan
 
