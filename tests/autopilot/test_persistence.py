@@ -780,7 +780,7 @@ def test_a_model_whose_backward_pass_is_not_seen_is_told_once_an_optimizer_steps
         other.step()
         assert not told
         for _ in range(2):
-            gradients = torch.func.grad(loss_of)(dict(model.named_parameters()))
+            gradients = torch.func.grad(loss_of)({name: each.detach() for name, each in model.named_parameters()})
             for name, parameter in model.named_parameters():
                 parameter.grad = gradients[name]
             optimizer.step()
