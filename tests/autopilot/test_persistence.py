@@ -92,9 +92,9 @@ def held(
     told: list[str] = []
     with pooch.auto(model, budget, optimizer, disk_budget=disk_budget, tell=told.append) as auto:
         yield auto
-        summary = auto.summary()
+        counters = auto._driver.counters  # what a test does after its last step is its own
         assert not [line for line in told if "over the budget" in line], told
-        assert max(summary.peak_bytes, summary.between_peak_bytes) <= budget
+        assert max(counters.peak_bytes, counters.between_peak_bytes) <= budget
 
 
 def trained(budget: Callable[[nn.Module], int] | None, steps: int = STEPS) -> tuple[list[float], list[bytes]]:

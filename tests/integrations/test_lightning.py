@@ -50,7 +50,7 @@ class Module(lightning.LightningModule):  # type: ignore[name-defined, misc]
         return [first, torch.optim.SGD(self.head.parameters(), lr=0.1)]
 
 
-def trained(module: Any, *callbacks: Any) -> dict[str, Tensor]:
+def trained(module: Any, *callbacks: Any, batches: int | None = None) -> dict[str, Tensor]:
     gc.collect()  # what an earlier training left counts towards the budget
     torch.manual_seed(0)
     for parameter in module.parameters():
@@ -60,6 +60,7 @@ def trained(module: Any, *callbacks: Any) -> dict[str, Tensor]:
         accelerator="cpu",
         devices=1,
         max_epochs=1,
+        limit_train_batches=batches,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -110,16 +111,27 @@ def test_the_callback_lets_go_when_training_fails() -> None:
     trained(Module(), PoochCallback(BUDGET_BYTES))  # which would be refused while another budget is held
 
 
+class Functional(Module):
+    """Its training step calls no submodule."""
+
+    def loss(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.head.weight).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([self.head.weight], lr=0.1)
+
+
 def test_a_step_that_calls_no_submodule_is_told() -> None:
-    class Functional(Module):
-        def loss(self, x: Tensor) -> Tensor:
-            return nn.functional.linear(x, self.head.weight).square().mean()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD([self.head.weight], lr=0.1)
-
     with pytest.warns(UserWarning, match="called none of its submodules"):
-        trained(Functional(), PoochCallback(BUDGET_BYTES))
+        trained(Functional(), PoochCallback(BUDGET_BYTES), batches=1)
+
+
+def test_steps_that_call_no_submodule_are_covered_from_the_second_on() -> None:
+    plain = trained(Functional())
+    callback = PoochCallback(BUDGET_BYTES)
+    found = trained(Functional(), callback)
+    assert all(torch.equal(plain[name], found[name]) for name in plain)
+    assert callback.summary().steps == 4
 
 
 def test_a_module_without_a_network_is_refused() -> None:
