@@ -84,8 +84,8 @@ def test_backward_code_of_another_form_is_refused_in_one_line(monkeypatch: pytes
         raise UnknownCode
 
     monkeypatch.setattr(generated_code, "with_returning", unknown)
-    monkeypatch.setattr(torch.compiler.config, "force_disable_caches", True)  # else nothing may be written
-    with pytest.raises(Exception, match="compile with backend='aot_eager', or train without a budget"):
+    refused = pytest.raises(Exception, match="compile with backend='aot_eager', or train without a budget")
+    with torch._inductor.config.patch(force_disable_caches=True), refused:  # a cache writes nothing
         gradients("inductor", nullcontext, gaps=True)
 
 
