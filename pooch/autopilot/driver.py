@@ -39,10 +39,7 @@ from .library import MOST_FAILURES, Library
 from .native_quiet import NativeQuiet
 from .persistence import Persistence
 from .quiet import FAR_SHARE, QuietCalls, QuietKind, QuietTally
-from .remarks import (
-    BACKWARD_IS_COMPILED,
-    Remarks,
-)
+from .remarks import BACKWARD_IS_COMPILED, Remarks
 from .running import RunningStep
 from .signature import REGION, StepKey, step_key
 from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call, nothing_is_around
@@ -460,17 +457,10 @@ class StepDriver:
         if running is not None and running.is_quiet and is_complete and self._ends_quietly(running):
             return
         if running is None or not running.is_of_this_thread:
-            is_alone = is_complete and running is None and not self.here.is_beside and not self._is_removed
+            is_of_no_step = running is None and not self.here.is_beside and not self._is_removed
             self.here.is_beside = False
-            if (
-                is_alone
-                and not builds_graph
-                and (self._are_uncalled or (not self._steps and self.governed.have_gradients))
-            ):
-                if not self._are_uncalled:
-                    self._remarks.uncalled()
-                    self._persistence.step_passed_by()
-                self.expect_uncalled()
+            if is_of_no_step and is_complete and not builds_graph:
+                self._ended_uncalled()
             return
         if builds_graph and running.is_open:
             running.is_in_backward = False
@@ -481,6 +471,15 @@ class StepDriver:
                 self._uncalled.expect()
         if is_complete:  # else its own error goes first
             self._raise_failure()
+
+    def _ended_uncalled(self) -> None:
+        """Expect the next step without a call, if a backward pass that is over shows that there is none."""
+        if not self._are_uncalled:
+            if self._steps or not self.governed.have_gradients:
+                return
+            self._remarks.uncalled()
+            self._persistence.step_passed_by()
+        self.expect_uncalled()
 
     def _ends_quietly(self, running: RunningStep) -> bool:
         """Whether a step is over for which nothing was done, and nothing had to be."""

@@ -176,7 +176,8 @@ class ModelFinder:
         device = RUNNING.device
         if self.auto is not None or self._refused:
             self._backward.stop()
-        if self.auto is not None or self._refused or not is_complete or builds_graph or not self._is_outermost():
+            return
+        if not is_complete or builds_graph or not self._is_outermost():
             return
         self._unfound += 1
         if self._unfound < _WITHOUT_A_MODEL or device is None:
