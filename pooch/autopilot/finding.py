@@ -133,7 +133,7 @@ class ModelFinder:
         """Return what runs the call of a module that has no region, or None if nothing has to be done."""
         if torch.compiler.is_compiling() or callable(_compiling_now()):
             return None  # a part of what is compiled
-        if module is None or not torch.is_grad_enabled():
+        if module is None or not torch.is_grad_enabled() or _is_scripted():
             return None
         if not self._is_skipped and (dynamo := sys.modules.get("torch._dynamo.eval_frame")) is not None:
             self._is_skipped = True
@@ -327,6 +327,11 @@ def own_call(module: torch.nn.Module) -> Callable[..., Any]:
     place = vars(module).get(PLACE)
     call: Callable[..., Any] = place.compiled if isinstance(place, _CompiledInPlace) else module._call_impl
     return call
+
+
+def _is_scripted() -> bool:
+    """Whether it is TorchScript that looks a module's call up, as it does with all attributes of what it translates."""
+    return sys._getframe(2).f_globals.get("__name__") == "torch.jit._recursive"
 
 
 def obstacle(module: torch.nn.Module) -> str | None:
