@@ -24,7 +24,7 @@ from ..machine.values import Place, Value
 from ..torchtools.address_askers import RunningCall, reading_call
 from ..torchtools.raw_looks import LooksEverywhere
 from ..torchtools.raw_storages import Access, serve, serve_no_longer
-from ..torchtools.tensors import find_tensors, has_plain_storage, memory_address, storage_key, storage_of
+from ..torchtools.tensors import find_tensors, has_plain_storage, memory_address, storage_key, storage_of, tensor_bytes
 from ..torchtools.watch import LIBRARY
 from .evictor import Evictor
 from .own_work import OWN_WORK
@@ -199,7 +199,7 @@ class PersistentMemory:
             self._adopt(gradient, "gradient", (id(parameter), "gradient"))
             self._write_ahead([gradient])
             with torch._C._DisableTorchDispatch():
-                self._evictor.look(2 * gradient.nbytes)
+                self._evictor.look(2 * tensor_bytes(gradient))
 
     def _adopt(self, tensor: torch.Tensor, kind: Kind, what: Hashable) -> None:
         """Have a tensor leave where room is needed, unless something stands in the way."""

@@ -262,6 +262,13 @@ def model_signature(model: torch.nn.Module) -> str:
     return digest.hexdigest()[:32]
 
 
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor's elements, or of those that a sparse one is made of."""
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    return sum(map(tensor_bytes, inner_tensors(tensor) or []))
+
+
 def storage_bytes(tensors: Iterable[torch.Tensor], granule_bytes: int = 1) -> int:
     """Returns the bytes of the distinct storages behind some tensors, each rounded up to a multiple of the granule."""
     sizes = {storage_key(t): t.untyped_storage().nbytes() for t in tensors if has_plain_storage(t)}

@@ -786,3 +786,22 @@ def test_a_model_whose_backward_pass_is_not_seen_is_told_once_an_optimizer_steps
             optimizer.step()
     assert [line for line in told if "Linear" in line and "torch.func" in line] == told
     assert len(told) == 1
+
+
+def test_sparse_gradients_stay_and_what_else_there_is_leaves() -> None:
+    def found(budget: int | None) -> list[bytes]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.EmbeddingBag(1000, WIDTH, mode="sum", sparse=True), network())
+        sparse, dense = torch.optim.SparseAdam([*model[0].parameters()]), adamw(model[1])
+        torch.manual_seed(1)
+        around = contextlib.nullcontext() if budget is None else held(model, dense, budget)
+        with around as auto:
+            for _ in range(STEPS):
+                model(torch.randint(0, 1000, (64, 4))).square().mean().backward()
+                for optimizer in (sparse, dense):
+                    optimizer.step()
+                    optimizer.zero_grad()
+            assert auto is None or memory_of(auto).moved_bytes > 0
+        return everything(model, dense) + everything(model[0], sparse)
+
+    assert found(6 * 2**20) == found(None)

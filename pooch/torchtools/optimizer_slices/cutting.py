@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..tensors import find_tensors, inner_tensors
+from ..tensors import find_tensors, tensor_bytes
 from .shadow import Part
 
 Stepped = Sequence[list[torch.Tensor]]  # of each group, those with a gradient
@@ -95,7 +95,7 @@ class Cutter:
 
     def _bytes_of(self, parameter: torch.Tensor, state: Mapping[torch.Tensor, Any], group_index: int) -> float:
         """Bytes of a parameter, its gradient and its state, or what its state will probably have."""
-        gradient_bytes = 0 if parameter.grad is None else _bytes(parameter.grad)
+        gradient_bytes = 0 if parameter.grad is None else tensor_bytes(parameter.grad)
         own = state.get(parameter)
         state_bytes = _state_bytes(own) if own else self._state_ratios.get(group_index, 0.0) * parameter.nbytes
         return parameter.nbytes + gradient_bytes + state_bytes
@@ -106,13 +106,7 @@ def _identities(stepped: Stepped) -> list[list[int]]:
 
 
 def _state_bytes(state: Any) -> int:
-    return sum(map(_bytes, find_tensors(state)))
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    if tensor.layout is torch.strided:
-        return tensor.nbytes
-    return sum(map(_bytes, inner_tensors(tensor) or []))
+    return sum(map(tensor_bytes, find_tensors(state)))
 
 
 def _span(group_index: int, start: int, stop: int) -> list[_Span]:
