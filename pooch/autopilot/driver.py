@@ -39,7 +39,7 @@ from .library import MOST_FAILURES, Library
 from .native_quiet import NativeQuiet
 from .persistence import Persistence
 from .quiet import FAR_SHARE, QuietCalls, QuietKind, QuietTally
-from .remarks import BACKWARD_IS_COMPILED, Remarks
+from .remarks import BACKWARD_IS_COMPILED, OWN_HOOKS, OWN_HOOKS_FIRST, Remarks
 from .running import RunningStep
 from .signature import REGION, StepKey, step_key
 from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call, nothing_is_around
@@ -280,8 +280,14 @@ class StepDriver:
             return self._claimed.is_here
 
     def _look_at_calls(self, running: RunningStep) -> None:
-        """Hold the budget from here on if a step that fits turns out to call more than the recorded one."""
-        if running.decision == "in-core" and 0 < running.known.calls < running.calls and can_outlast_the_call():
+        """Hold the budget from here on in a step that calls more than the recorded one, or had hooks around it so far."""
+        if running.decision != "in-core" or not can_outlast_the_call():
+            return
+        if running.known.reason == OWN_HOOKS:
+            running.is_open = running.outlasts = True
+            running.known.decision, running.known.reason = "online", OWN_HOOKS_FIRST
+            self._go_online(running)
+        elif 0 < running.known.calls < running.calls:
             self._go_online(running)
 
     def _begin(self, number: int, args: Any, kwargs: Any, quiet: QuietCalls | None) -> None:
@@ -320,7 +326,7 @@ class StepDriver:
             known.reason = "parameters or gradients leave the device"
         if has_own_hooks():  # only the innermost hooks are asked, and the program's may change what is kept
             decision = known.decision = "in-core"
-            known.reason = "the program has saved tensor hooks of its own around it"
+            known.reason = OWN_HOOKS
         if backward_is_compiled():
             decision = known.decision = "in-core"
             known.reason = BACKWARD_IS_COMPILED
@@ -591,6 +597,8 @@ class StepDriver:
             self.budget.step_was_recorded(profile.peak_bytes)
         elif running.decision == "online" and is_complete and running.is_whole:
             self.budget.step_was_counted()
+        elif running.decision == "in-core" and is_complete and running.is_whole:
+            self.budget.step_was_recorded(peak_bytes)
         elif running.decision == "record":
             self.library.not_recorded(running.key, running.known)
         health = self.evictor.engine.health

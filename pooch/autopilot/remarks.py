@@ -8,6 +8,8 @@ from ..ground.bounded import Topics
 from ..ground.units import format_bytes
 
 BACKWARD_IS_COMPILED = "its backward pass is compiled, so nothing is done: switch compiled autograd off"
+OWN_HOOKS = "the program has saved tensor hooks of its own around it"
+OWN_HOOKS_FIRST = "the program has saved tensor hooks of its own around the first call"
 BY_OTHER_HOOKS = "the program has saved-tensor hooks of its own, so nothing is done: take them away"
 CALLED_WITHIN = (
     "the model is called within what torch.compile has made of it, so its steps are not under the budget: give the "
