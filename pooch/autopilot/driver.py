@@ -280,7 +280,7 @@ class StepDriver:
             return self._claimed.is_here
 
     def _look_at_calls(self, running: RunningStep) -> None:
-        """Hold the budget from here on in a step that calls more than the recorded one, or had hooks around it so far."""
+        """Hold the budget from here on in a step that calls more than the recorded one, or began within hooks."""
         if running.decision != "in-core" or not can_outlast_the_call():
             return
         if running.known.reason == OWN_HOOKS:
