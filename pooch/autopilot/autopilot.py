@@ -27,6 +27,7 @@ from .cache import PlanCache, Purpose
 from .costs import costs_of
 from .driver import StepDriver
 from .free_memory import FreeMemory
+from .garbage import Garbage
 from .governed import GovernedModels, device_named, models_of
 from .held_devices import end_held, refuse_a_second
 from .library import Library
@@ -89,6 +90,9 @@ class Auto:
         evictor.silence = Silence(remarks.silence)
         held = HeldBudget(size_bytes, share, evictor, remarks, free)
         persistence = self._persistence = Persistence(evictor, optimizer, tell)
+        if size_bytes is not None and live.now() > size_bytes:
+            Garbage(live).collect(0)
+            live.recount(if_less=True)
         self._before_bytes = live.now()
         if size_bytes is not None and free is None:
             remarks.before(self._before_bytes, size_bytes)

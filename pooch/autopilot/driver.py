@@ -31,6 +31,7 @@ from .budget import HeldBudget
 from .counting import margin_bytes
 from .driven_calls import DrivenCall, Here, QuietCall
 from .excess import why_over_budget
+from .garbage import Garbage
 from .governed import GovernedModels
 from .held_devices import note_held, note_released
 from .known import Known
@@ -87,7 +88,7 @@ class StepDriver:
     ) -> None:
         self._persistence = persistence
         self.governed, self.budget, self.evictor, self.library = governed, budget, evictor, library
-        self._live = live
+        self._live, self._garbage = live, Garbage(live)
         self._last = LastStep()
         self._counters, self._steps, self._between_peak_bytes = Counters(), 0, 0
         self._recounts = 0  # that were due so far
@@ -120,7 +121,7 @@ class StepDriver:
             self, _close, self._standstill, self._backward, self._changes, self._compiled, library, evictor, persistence
         )
         self._closed.atexit = False
-        evictor.last_resort = partial(_let_state_leave, weakref.ref(self))  # by now another thread may ask for it
+        evictor.last_resort = partial(_find_more, weakref.ref(self))  # by now another thread may ask for it
         LOST_INTERRUPTS.use(evictor)
         note_held(governed.device, self)
 
@@ -350,11 +351,14 @@ class StepDriver:
             self.abandon()
             raise
 
-    def let_state_leave(self) -> bool:
-        """Have the optimizers' state leave in the middle of the step that runs, and return whether there is any."""
+    def find_more(self) -> int:
+        """Collect garbage, or else let the optimizers' state leave in the step that runs, and return the freed bytes."""
         self.take_over()
+        freed_bytes = self._garbage.collect(self._steps)
         running = self._running
-        return running is not None and running.is_of_this_thread and self._persistence.let_state_leave_now()
+        if not freed_bytes and running is not None and running.is_of_this_thread:
+            self._persistence.let_state_leave_now()
+        return freed_bytes
 
     def _prepare(self, stats: RunStats, models: list[torch.nn.Module]) -> None:
         """Prepare for a step whose values may leave."""
@@ -700,9 +704,9 @@ def _take_over(driver: weakref.ref[StepDriver]) -> None:
         here.take_over()
 
 
-def _let_state_leave(driver: weakref.ref[StepDriver]) -> bool:
+def _find_more(driver: weakref.ref[StepDriver]) -> int:
     here = driver()
-    return here is not None and here.let_state_leave()
+    return 0 if here is None else here.find_more()
 
 
 def _close(

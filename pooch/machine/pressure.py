@@ -58,7 +58,7 @@ class Pressure:
         stayed_bytes: The most that had to stay then because the tier did not take it.
         stall_ms: Time that making room has taken in the current step.
         persistent: The values that outlive steps and may leave too, or None.
-        last_resort: Asked for more that may leave where nothing else can; returns whether there is anything.
+        last_resort: Asked where nothing more can leave: it may let more leave, and returns how many bytes it has freed.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Pressure:
         self._share: float | None = None
         self._keeping: weakref.WeakSet[Keeper] = weakref.WeakSet()
         self.persistent: PersistentValues | None = None
-        self.last_resort: Callable[[], bool] = bool  # no
+        self.last_resort: Callable[[], int] = int  # none
 
     # Steps ------------------------------------------------------------------------------------------------------------
 
@@ -182,7 +182,8 @@ class Pressure:
                     return
             spare_bytes = int(_SPARE_SHARE * (self.budget_bytes - self._start_bytes))
             freed_bytes = self._evict_cheapest(max(missing_bytes, spare_bytes))
-            if freed_bytes < missing_bytes and self._share is None and self.last_resort():
+            if freed_bytes < missing_bytes and self._share is None:
+                freed_bytes += self.last_resort()
                 freed_bytes += self._evict_cheapest(missing_bytes - freed_bytes)
             if freed_bytes < missing_bytes and self._health.fault is not None:
                 here_bytes = sum(value.size_bytes for value in self._values if self._can_leave(value))

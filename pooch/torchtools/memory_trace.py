@@ -173,6 +173,12 @@ class CollectorOff:
                 gc.enable()
             cls._users.discard(id(self))
 
+    @classmethod
+    def by_program(cls) -> bool:
+        """Whether it is off because the program wants that."""
+        with cls._lock:
+            return not (cls._was_enabled if cls._users else gc.isenabled())
+
 
 @contextmanager
 def earlier_objects_exempt() -> Iterator[None]:

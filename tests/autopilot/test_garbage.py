@@ -1,0 +1,78 @@
+"""Reference cycles that Python has not collected take no part of the budget."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import pooch
+from pooch.executor.live_bytes import live_bytes_of
+
+WIDTH, ROWS = 128, 1024
+ACTIVATION_BYTES = 4 * WIDTH * ROWS
+
+
+@pytest.fixture(autouse=True)
+def _collected_by_nothing_else() -> Iterator[None]:
+    gc.collect()
+    threshold = gc.get_threshold()
+    gc.set_threshold(1_000_000)
+    yield
+    gc.set_threshold(*threshold)
+
+
+def garbage() -> None:
+    cycle: list[object] = [torch.zeros(12 * ACTIVATION_BYTES // 4)]
+    cycle.append(cycle)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[each for _ in range(6) for each in (nn.Linear(WIDTH, WIDTH), nn.Tanh())])
+
+
+def live_bytes() -> int:
+    live = live_bytes_of(torch.device("cpu"))
+    try:
+        return live.now()
+    finally:
+        live.close()
+
+
+def test_what_a_step_leaves_in_cycles_is_collected_where_it_is_in_the_way() -> None:
+    model = network()
+    budget = live_bytes() + 16 * ACTIVATION_BYTES
+    with pooch.auto(model, budget, quiet=True) as auto:
+        for _ in range(4):
+            model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+            garbage()
+            summary = auto.summary()
+    assert summary.steps_over_budget == 0, summary
+
+
+def test_what_is_garbage_before_the_budget_is_held_is_not_told_of() -> None:
+    model = network()
+    budget = live_bytes() + 16 * ACTIVATION_BYTES
+    for _ in range(3):
+        garbage()
+    told: list[str] = []
+    with pooch.auto(model, budget, tell=told.append):
+        model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+    assert not [line for line in told if "are live before" in line], told
+
+
+def test_programs_that_collect_by_themselves_are_left_alone() -> None:
+    model = network()
+    garbage()
+    before_bytes = live_bytes()
+    gc.disable()
+    try:
+        with pooch.auto(model, before_bytes // 2, quiet=True):
+            model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+            assert live_bytes() >= before_bytes
+    finally:
+        gc.enable()
