@@ -352,7 +352,7 @@ class StepDriver:
             raise
 
     def find_more(self) -> int:
-        """Collect garbage, or else let the optimizers' state leave in the step that runs, and return the freed bytes."""
+        """Collect garbage, or else let the optimizers' state leave in the step that runs; return the freed bytes."""
         self.take_over()
         freed_bytes = self._garbage.collect(self._steps)
         running = self._running

@@ -1,4 +1,4 @@
-"""Garbage in the way: reference cycles that Python has not collected yet hold tensors, and take a part of the budget."""
+"""Garbage in the way: reference cycles that Python has not collected hold tensors, and take a part of the budget."""
 
 from __future__ import annotations
 
