@@ -316,9 +316,8 @@ class PersistentMemory:
     def begin_slice(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         """Prepare for a step of some parameters: all that it changes is there, and can be as before if it fails."""
         with self._evictor.lock:
-            changed = [
-                value for value in map(self._value_of, self._changed(optimizer, parameters)) if value is not None
-            ]
+            found = map(self._value_of, self._changed(optimizer, parameters))
+            changed = list(dict.fromkeys(value for value in found if value is not None))  # states may share a tensor
             if changed and all(value.state == "here" for value in changed):
                 self._evictor.look(stepping_bytes(optimizer, parameters))
                 return  # nothing of it moves: it is as in plain training

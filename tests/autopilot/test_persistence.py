@@ -9,7 +9,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -805,3 +805,33 @@ def test_sparse_gradients_stay_and_what_else_there_is_leaves() -> None:
         return everything(model, dense) + everything(model[0], sparse)
 
     assert found(6 * 2**20) == found(None)
+
+
+class Shared(torch.optim.Optimizer):
+    """All parameters have the same tensor in their state."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+        self.average = torch.zeros(WIDTH, WIDTH)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.dim() == 2:
+                self.state[parameter]["average"] = self.average.lerp_(parameter.grad, 0.1)
+                parameter.sub_(self.average, alpha=0.1)
+
+
+def test_a_state_of_several_parameters_comes_back_once() -> None:
+    def found(budget: int | None) -> list[bytes]:
+        model = network()
+        optimizer = Shared(model.parameters())
+        torch.manual_seed(1)
+        around = contextlib.nullcontext() if budget is None else pooch.auto(model, budget, optimizer, quiet=True)
+        with around as auto:
+            for _ in range(STEPS):
+                step(model, optimizer)
+            assert auto is None or memory_of(auto).values.moved.in_bytes["parameter"]
+        return everything(model, optimizer)
+
+    assert found(tight(network())) == found(None)
