@@ -339,7 +339,7 @@ def test_a_process_that_is_stopped_in_the_middle_of_a_copy_goes_on(way: str, pla
     assert found["words"] == ["reading", "writing"]
     assert found["digests"] == plain
     assert found["failed"] == []
-    assert of_the_tier(found, tmp_path) == []
+    assert [line for line in of_the_tier(found, tmp_path) if "is slow" not in line] == []  # it stood still
 
 
 # Two at a time -------------------------------------------------------------------------------------------------------
