@@ -21,6 +21,7 @@ from ..ground.errors import TierError, UsageError
 from ..machine.persistent import Kind, PersistentPlace, PersistentValue, PersistentValues
 from ..machine.recipes import NEVER_MS
 from ..machine.values import Place, Value
+from ..torchtools.accelerators import has_streams
 from ..torchtools.address_askers import RunningCall, reading_call
 from ..torchtools.raw_looks import LooksEverywhere
 from ..torchtools.raw_storages import Access, serve, serve_no_longer
@@ -99,6 +100,7 @@ class PersistentMemory:
             why = LIBRARY.why_not or "POOCH_NATIVE_WATCH is 0"
             raise UsageError(f"parameters and the state of optimizers cannot leave the device: {why}")
         self._library, self._evictor = library, evictor
+        self._is_ordered = has_streams(evictor.device)
         self._least_bytes = max(_LEAST_BYTES, int(_LEAST_SHARE * budget_bytes))
         self._tier = StepTier(evictor.engine, evictor.host_bytes)
         self._owner = _Owner()
@@ -231,7 +233,8 @@ class PersistentMemory:
             self._give_back(before)
         free = self._free[size_bytes]
         place = free.pop() if free else self._tier.take(size_bytes)
-        value.place = None if place is None else PersistentPlace(value, place, self.values.moved)
+        if place is not None:
+            value.place = PersistentPlace(value, place, self.values.moved, is_ordered=self._is_ordered)
         if place is None:
             self.staying_bytes[_NO_ROOM] += size_bytes
         self._evictor.live.resume()
@@ -249,7 +252,7 @@ class PersistentMemory:
     # Moving -----------------------------------------------------------------------------------------------------------
 
     def bring_back(self, values: Iterable[PersistentValue]) -> None:
-        """Bring values back that are about to be read. What works on them keeps them where they are then.
+        """Bring values back that are about to be used. What works on them keeps them where they are then.
 
         Raises:
             TierError: If one cannot be read back, not even when it is tried again.
@@ -263,6 +266,8 @@ class PersistentMemory:
                 try:
                     if value.storage is None:
                         store.start_in(value, stats)
+                    elif value.ticket is not None and not value.is_copied:
+                        value.ticket.wait()  # a copy out reads what is about to be written
                     try:
                         store.finish_in(value, stats)
                     except TierError:  # such as of a thread that died while this was on its way ahead of need

@@ -32,6 +32,7 @@ class Home(Protocol):
         is_here: Whether the bytes are in it.
         is_used: Whether an op works on them.
         is_gone: Whether the program has released it.
+        is_read: Whether a copy reads it for which whatever writes to it has to wait.
         tensors: How many tensors there are on it.
         writes: Grows with each op that writes to it.
         last_use: How many uses of all homes there were up to the latest one of this.
@@ -42,6 +43,7 @@ class Home(Protocol):
     is_here: bool
     is_used: bool
     is_gone: bool
+    is_read: bool
     tensors: int
     writes: int
     last_use: int
@@ -65,7 +67,7 @@ class _Nowhere:
 
     key = tensors = writes = last_use = 0
     storage = None
-    is_here = is_used = is_gone = False
+    is_here = is_used = is_gone = is_read = False
 
     def take(self, writes: int | None = None) -> None:
         """Return None."""
@@ -234,9 +236,18 @@ class PersistentValue(Value):
         """Whether it was written to since the copy began that is under way."""
         return self.ticket is not None and self._writes != self._written
 
-    def begins_to_leave(self) -> None:
-        """Note that its bytes are copied as they are now."""
+    def begins_to_leave(self, *, is_ordered: bool = False) -> None:
+        """Note that its bytes are copied as they are now.
+
+        Args:
+            is_ordered: Whether what writes to them has to wait for the copy.
+        """
         self._written, self._is_in_tier = self._writes, False
+        self._home.is_read = is_ordered
+
+    def is_read_no_more(self) -> None:
+        """Note that the copy has ended, or that all that follows comes after it."""
+        self._home.is_read = False
 
     def revert(self) -> None:
         """Give up what was written to it since its copy, which is what it holds from now on: clean or here -> away.
@@ -275,14 +286,16 @@ class PersistentPlace:
         value: The value.
         place: The room. Also an attribute.
         moved: Counts the bytes of each kind that leave and come back.
+        is_ordered: Whether an op that writes to the value has to wait for a copy that reads it, as on streams. Without
+            that the copy may be of parts of both, and is not used.
     """
 
-    def __init__(self, value: PersistentValue, place: Place, moved: Moved) -> None:
-        self._value, self.place, self._moved = value, place, moved
+    def __init__(self, value: PersistentValue, place: Place, moved: Moved, *, is_ordered: bool = False) -> None:
+        self._value, self.place, self._moved, self._is_ordered = value, place, moved, is_ordered
 
     def copy_out(self, storage: Storage) -> Ticket:
         """Start copying a storage here."""
-        self._value.begins_to_leave()
+        self._value.begins_to_leave(is_ordered=self._is_ordered)
         self._moved.out_bytes[self._value.kind] += self._value.size_bytes
         return self.place.copy_out(storage)
 
@@ -293,6 +306,7 @@ class PersistentPlace:
 
     def copied(self, error: BaseException | None) -> None:
         """Note how a copy out to here ended: why it failed, or None."""
+        self._value.is_read_no_more()
         self.place.copied(error)
 
     def release(self) -> None:

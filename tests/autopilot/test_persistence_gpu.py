@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -88,3 +89,30 @@ def test_what_does_not_fit_leaves_and_the_numbers_are_the_same(name: str, start:
         assert {parameter.device for parameter in model.parameters()} == {CUDA}
     assert peak_bytes <= budget
     assert (losses, contents(model, optimizer)) == expected
+
+
+def clamped(budget_bytes: int | None) -> list[list[float]]:
+    model = network(CUDA)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    around = (
+        contextlib.nullcontext() if budget_bytes is None else pooch.auto(model, budget_bytes, optimizer, quiet=True)
+    )
+    torch.manual_seed(2)
+    with around as auto:
+        for _ in range(2 * STEPS):
+            model(torch.randn(ROWS, WIDTH, device=CUDA)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.clamp_(-0.05, 0.05)
+        if auto is not None:
+            assert sum(each.out_bytes for each in auto.summary().persistent) > PERSISTENT_BYTES
+    return contents(model, optimizer)
+
+
+def test_what_the_program_writes_itself_waits_for_the_copy_that_reads_it() -> None:
+    """A copy begins ahead of need after the optimizer's step. The simulated device tells where it is not waited for."""
+    expected = clamped(None)
+    torch.cuda.empty_cache()
+    assert clamped(torch.cuda.memory_allocated() + PERSISTENT_BYTES // 2) == expected

@@ -44,6 +44,7 @@ struct Home {
   Weak storage;
   std::atomic<bool> is_here{true};
   std::atomic<bool> is_exposed{false};  // to an op that may work on it after it has returned
+  std::atomic<bool> is_read{false};     // by a copy on another stream, for which an op that writes to it has to wait
   std::atomic<int> uses{0};  // by ops that are running
   std::atomic<uint64_t> writes{0};  // counted where an op that writes begins and where it ends
   std::atomic<uint64_t> last_use{0};
@@ -119,7 +120,7 @@ inline std::atomic<size_t>& part_bytes() {
   return bytes;
 }
 
-// `bring_back(keys)` has the bytes of storages be there.
+// `bring_back(keys)` has the bytes of storages be there, and copies that read them come before what writes to them.
 inline PyObject*& bring_back() {
   static PyObject* function = nullptr;
   return function;
@@ -142,7 +143,7 @@ class Use {
       });
       ++position;
     }
-    if (std::any_of(used_.begin(), used_.end(), [](const Used& each) { return !each.home->is_here; })) bring_all_back();
+    if (std::any_of(used_.begin(), used_.end(), must_come_first)) bring_all_back();
   }
   ~Use() { end(); }
   Use(const Use&) = delete;
@@ -151,14 +152,18 @@ class Use {
   struct Used {
     std::shared_ptr<Home> home;
     bool is_written;
+    bool waits;  // for a copy that reads it
   };
+
+  static bool must_come_first(const Used& each) { return !each.home->is_here || each.waits; }
 
   void begin(std::shared_ptr<Home> home, bool is_written, bool exposes) {
     if (exposes) home->is_exposed = true;
     ++home->uses;  // before a look at whether it is here: who takes the bytes looks the other way round
     if (is_written) ++home->writes;
     homes().used(*home);
-    used_.push_back({std::move(home), is_written});
+    const bool waits = is_written && home->is_read.exchange(false);
+    used_.push_back({std::move(home), is_written, waits});
   }
 
   void end() {
@@ -174,7 +179,7 @@ class Use {
       Gil gil;
       Reference keys = checked(PyList_New(0));
       for (const Used& each : used_) {
-        if (each.home->is_here) continue;
+        if (!must_come_first(each)) continue;
         Reference key = checked(PyLong_FromVoidPtr(each.home->storage._unsafe_get_target()));
         if (PyList_Append(keys.get(), key.get()) < 0) raise();
       }
@@ -301,6 +306,15 @@ inline PyObject* home_close(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
+inline PyObject* home_get_is_read(PyObject* self, void*) {
+  return PyBool_FromLong(home_of(self).is_read);
+}
+
+inline int home_set_is_read(PyObject* self, PyObject* value, void*) {
+  home_of(self).is_read = value == Py_True;
+  return 0;
+}
+
 inline PyObject* home_get_is_gone(PyObject* self, void*) {
   return PyBool_FromLong(home_of(self).storage.expired());
 }
@@ -329,6 +343,7 @@ inline PyTypeObject* home_type() {
       {"tensors", home_get_tensors, nullptr, nullptr, nullptr},
       {"is_here", home_get_is_here, nullptr, nullptr, nullptr},
       {"is_used", home_get_is_used, nullptr, nullptr, nullptr},
+      {"is_read", home_get_is_read, home_set_is_read, nullptr, nullptr},
       {"is_gone", home_get_is_gone, nullptr, nullptr, nullptr},
       {"key", home_get_key, nullptr, nullptr, nullptr},
       {"writes", home_get_writes, nullptr, nullptr, nullptr},
