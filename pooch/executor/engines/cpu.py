@@ -224,6 +224,7 @@ _HERE = nullcontext()
 class CpuArena:
     """Room in one spill file, or none at all, used through the engine's copy thread."""
 
+    __slots__ = ("__weakref__", "_engine", "_file", "_next_look", "_purpose", "_room", "_under_way")
     clock = None
 
     def __init__(self, engine: CpuEngine, file: SpillFile | None, purpose: Purpose) -> None:
