@@ -190,6 +190,11 @@ class Verification:
             new, self._new = self._new, []
         return new
 
+    @property
+    def has_banned(self) -> bool:
+        """Whether any recipe is not used again."""
+        return len(self._banned) > 0
+
     def is_banned(self, key: Hashable) -> bool:
         """Whether a recipe is not used again."""
         return key in self._banned
