@@ -1,4 +1,4 @@
-"""The values that are not there, and those of them that the tier has, in the order in which the backward pass reads them."""
+"""The values that are not there, and in the order in which the backward pass reads them those that the tier has."""
 
 from __future__ import annotations
 
