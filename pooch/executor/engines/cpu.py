@@ -28,6 +28,7 @@ from ...machine.values import Ticket
 from ...torchtools import copier, moving_memory
 from ...torchtools.copier import has_died
 from ...torchtools.endings import end_with
+from ...torchtools.malloc import raise_thresholds
 from ...torchtools.moving_memory import memory_moves
 from ...torchtools.ranges import copy_range
 from ...torchtools.spill_directory import SpillDirectory
@@ -318,6 +319,7 @@ class CpuEngine:
         self.copier = new_copier(self.health.rates)
         self._arenas: weakref.WeakSet[CpuArena] = weakref.WeakSet()
         self._finalizer = end_with(self, self.copier.stop)
+        raise_thresholds()
         moving_memory.listen(self)
 
     @property
