@@ -57,14 +57,16 @@ def return_large_blocks() -> None:
 def raise_thresholds() -> None:
     """Has glibc keep what it keeps in each process that has ever freed a tensor of 32 MiB, unless memory is limited.
 
-    What a plan frees in the middle of a step often lies at the end of the heap. Where all tensors are small, glibc would
-    return it to the system each time, and the step take page faults for it that a plain step does not take.
+    What a plan frees in the middle of a step often lies at the end of the heap. Where all tensors are small, glibc
+    would return it to the system each time, and the step take page faults for it that a plain step does not take.
     """
     if is_limited() or _foreign() is not None:
         return
     library = ctypes.CDLL(None)
     library.malloc.restype = ctypes.c_void_p
-    library.free(ctypes.c_void_p(library.malloc(ctypes.c_size_t(_LARGEST_KEPT_BYTES))))  # never written: it takes no memory
+    library.free(
+        ctypes.c_void_p(library.malloc(ctypes.c_size_t(_LARGEST_KEPT_BYTES)))
+    )  # never written: it takes no memory
 
 
 def trim_freed_memory() -> None:

@@ -456,12 +456,12 @@ def test_what_is_settled_is_what_is_not_looked_at(verify: Any) -> None:
     """The native watch asks for all copies of a step at once, in place of the level of each."""
     verification, model = Verification(verify, lambda topic, text: None), nn.Linear(2, 2)
     verification.ban([3])
-    for step in range(2 * PERIOD):
+    for number in range(2 * PERIOD):
         verification.begin_step([model])
-        for key in range(min(step, 5)):  # one more recipe in each of the first steps
+        for key in range(min(number, 5)):  # one more recipe in each of the first steps
             is_settled = key in verification.settled(range(10))
             level = verification.level(key)
-            assert is_settled == (level < Level.COPIED), (step, key)
+            assert is_settled == (level < Level.COPIED), (number, key)
             if level == Level.COPIED:
                 witness = new_witness(key, level)
                 (verification.copy_differed if key == 4 else verification.copy_matched)(witness)
