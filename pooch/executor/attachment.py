@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 
-from ..torchtools.calls import CallRegion, Region, refuse_compiled
+from ..torchtools.calls import CallContext, CallingThread, CallRegion, Region, refuse_compiled
 from ..torchtools.tensors import version_of
 
 
@@ -41,13 +41,13 @@ class Attachment:
         has_graphs: bool = False,
     ) -> None:
         self._model = weakref.ref(model)
-        calls = _Calls()
+        here = CallingThread()
         self._has_graphs = has_graphs
-        placed = [CallRegion(model, partial(_counted, calls, region), "plan", takes_compiled=has_graphs)]
+        placed = [CallRegion(model, partial(_Call, here, region), "plan", takes_compiled=has_graphs)]
         if outside is not None:
             tell = weakref.WeakMethod(outside)  # a submodule may outlive the model, and must not keep the run alive
             parts = [] if has_graphs else callable_parts(model)  # what a graph calls would be compiled anew
-            placed += [CallRegion(part, partial(_watched, calls, tell, name), "watch") for name, part in parts]
+            placed += [CallRegion(part, partial(_told, tell, name), "watch", here) for name, part in parts]
         self._placed = [weakref.ref(each) for each in placed]
         self._versions = _versions(model)
 
@@ -74,26 +74,26 @@ class Attachment:
                 placed.remove()
 
 
-class _Calls(threading.local):
-    """The depth of nested calls of the model in the current thread."""
+class _Call(CallContext):
+    """The region of one call of the model. Nothing is done around the parts that it calls meanwhile."""
 
-    depth = 0
+    def __init__(self, here: CallingThread, region: Region) -> None:
+        self._here, self._region = here, region()
+        self._outer: CallContext | None = None
+
+    def __enter__(self) -> None:
+        self._region.__enter__()
+        self._outer, self._here.call = self._here.call, self
+
+    def __exit__(self, *exception: Any) -> bool | None:
+        self._here.call = self._outer
+        return self._region.__exit__(*exception)
 
 
 @contextmanager
-def _counted(calls: _Calls, region: Region) -> Iterator[None]:
-    calls.depth += 1
-    try:
-        with region():
-            yield
-    finally:
-        calls.depth -= 1
-
-
-@contextmanager
-def _watched(calls: _Calls, tell: weakref.WeakMethod[Callable[[str], None]], name: str) -> Iterator[None]:
+def _told(tell: weakref.WeakMethod[Callable[[str], None]], name: str) -> Iterator[None]:
     outside = tell()
-    if calls.depth == 0 and outside is not None:
+    if outside is not None:
         outside(name)
     yield
 

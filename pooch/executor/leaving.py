@@ -231,6 +231,12 @@ class Leaving:
         """Whether a swapped value is looked at before its bytes are freed. May be asked again."""
         return value.handed_out or self.verification.level(self._table.key(value.number)) >= Level.COPIED
 
+    def looked_at(self, numbers: Iterable[int]) -> set[int]:
+        """Return those of some swapped values that are looked at in this step, if nobody obtains their address."""
+        keys = {number: self._table.key(number) for number in numbers}
+        settled = self.verification.settled(keys.values())
+        return {number for number, key in keys.items() if key not in settled}
+
     def has_changed(self, value: Value, storage: torch.UntypedStorage) -> bool:
         """Whether a swapped value has changed since `copied`; it is watched in all later steps then."""
         witness, value.witness = value.witness, None

@@ -188,7 +188,7 @@ class ValueOwner:
 
     def is_banned(self, call: Call, number: int) -> bool:
         """Whether a replay of a value gave something else before."""
-        return self._verification.is_banned(self._key(call, number))
+        return self._verification.has_banned and self._verification.is_banned(self._key(call, number))
 
     def _key(self, call: Call, number: int) -> Hashable:
         """Return what tells the recipe of a value from others: the same in all steps that do the same."""

@@ -15,7 +15,6 @@ import torch
 
 from ..machine import CopySpeed, Store, Value
 from ..machine.lock import StepLock
-from ..machine.values import Ticket
 from ..torchtools import watch
 from ..torchtools.moving_memory import MOVING
 from .engines.cpu import CpuArena
@@ -35,6 +34,7 @@ class SimpleMoves:
         lock: The lock of the step.
         acquire: Takes it.
         release: Gives it back.
+        end: Reports the end of a handle to it.
         stats: Counters of the step.
         owner: What the machine asks about the values.
         arena: Where they are copied to.
@@ -46,8 +46,8 @@ class SimpleMoves:
         ahead: Slots with replays that are still to come, the next one last.
         pending: Values that leave as soon as the program has released them.
         held_back: Values that were copied, and that the program may still change.
-        looks_at: Whether a value is looked at before its bytes are freed.
-        learn: Takes into account how long a copy took, and what packing has spared it.
+        looked_at: Returns the numbers of the values that are looked at before their bytes are freed. Asked once.
+        learn: Takes into account how long some copies in one direction took.
         end_copy_out: Ends a copy that has failed.
         moving: Has a `depth` where no copy may be under way in the calling thread when it goes on.
         profiler: PyTorch's module: while it profiles, moves have names.
@@ -57,6 +57,7 @@ class SimpleMoves:
     lock: StepLock
     acquire: Callable[..., bool]
     release: Callable[[], None]
+    end: Callable[[Value], None]
     stats: RunStats
     owner: ValueOwner
     arena: CpuArena
@@ -68,7 +69,7 @@ class SimpleMoves:
     ahead: list[int]
     pending: dict[int, Value]
     held_back: dict[int, Value]
-    looks_at: Callable[[Value], bool]
+    looked_at: Callable[[], set[int]]
     learn: Callable[..., None]
     end_copy_out: Callable[[Value], None]
     moving: Any
@@ -93,14 +94,13 @@ def native_moves(guide: PlanGuide | None, owner: ValueOwner, region: Any) -> Any
         return None
     lock, store = values.lock, values.store
     parts = SimpleMoves(
-        values.planned, lock, lock._lock.acquire, lock._lock.release, values.stats, owner, arena, FixedPlace,
-        values.health, store, guide.acted, guide.done, guide.replays_ahead, values.leaving.pending, values.held_back,
-        values.leaving.looks_at, partial(_learned, store.speed, values.stats), values.end_copy_out,
-        MOVING, torch.autograd.profiler,
+        values.planned, lock, lock._lock.acquire, lock._lock.release, lock.end, values.stats, owner, arena,
+        FixedPlace, values.health, store, guide.acted, guide.done, guide.replays_ahead, values.leaving.pending,
+        values.held_back, partial(values.leaving.looked_at, guide.table.swapped), partial(_learned, store.speed),
+        values.end_copy_out, MOVING, torch.autograd.profiler,
     )  # fmt: skip
     return module.Moves(region, parts)
 
 
-def _learned(speed: CopySpeed, stats: RunStats, ticket: Ticket, size_bytes: int, *, outwards: bool) -> None:
-    speed.learn(ticket, size_bytes, outwards=outwards)
-    stats.spared_bytes += size_bytes - ticket.moved_bytes
+def _learned(speed: CopySpeed, outwards: bool, copies: int, size_bytes: int, copy_ms: float) -> None:
+    (speed.out if outwards else speed.back).note(size_bytes, copy_ms, copies)

@@ -13,7 +13,7 @@ from ..torchtools.cpu_allocator.arena_stats import ArenaStats
 from .engines.step_clock import StepClock
 
 
-@dataclass
+@dataclass(slots=True)
 class RunStats:
     """Counters of one step: the last one that was begun.
 

@@ -115,6 +115,11 @@ class _Proof:
     last_step: int = -1
     was_compared: bool = False
 
+    @property
+    def is_tried(self) -> bool:
+        """Whether it is still to be shown."""
+        return self.matches < self.needed and self.tries < _MOST_TRIES + self.needed
+
 
 @dataclass(slots=True)
 class _Counts:
@@ -184,6 +189,11 @@ class Verification:
         with self._lock:
             new, self._new = self._new, []
         return new
+
+    @property
+    def has_banned(self) -> bool:
+        """Whether any recipe is not used again."""
+        return len(self._banned) > 0
 
     def is_banned(self, key: Hashable) -> bool:
         """Whether a recipe is not used again."""
@@ -255,15 +265,31 @@ class Verification:
                 self._forget_beyond_limit()
             else:
                 self._proofs.move_to_end(key)
-            if proof.matches < proof.needed and proof.tries < _MOST_TRIES + proof.needed:
+            if proof.is_tried:
                 if proof.last_try != self._step:  # a value may leave many times in one step
                     proof.last_try, proof.tries = self._step, proof.tries + 1
                 return Level.COPIED
-        if (self._step + proof.number) % PERIOD == 0:
+        if self._is_its_turn(proof):
             return Level.COPIED
         if self.verify == "always" or is_foreign:
             return Level.WHOLE
         return Level.SAMPLE if device_type == "cpu" else Level.NONE
+
+    def settled(self, keys: Iterable[Hashable]) -> set[Hashable]:
+        """Return those of some recipes of which no copy is looked at in this step: asked for many, it takes little."""
+        settled = {key for key in keys if key not in self._banned}
+        if self.verify == "off":
+            return settled
+        with self._lock:
+            proofs, known = self._proofs, settled & self._proofs.keys()
+            settled = {key for key in known if not (proofs[key].is_tried or self._is_its_turn(proofs[key]))}
+            for key in settled:
+                proofs.move_to_end(key)
+        return settled
+
+    def _is_its_turn(self, proof: _Proof) -> bool:
+        """Whether what was shown is looked at again in this step."""
+        return (self._step + proof.number) % PERIOD == 0
 
     def _forget_beyond_limit(self) -> None:
         """Note one recipe more, and forget one for it: that of the context, and in it that, which is least recent."""

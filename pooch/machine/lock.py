@@ -24,6 +24,8 @@ class StepLock:
     The native watch takes it and gives it back by itself, as `__enter__` and `__exit__` do.
     """
 
+    __slots__ = ("_depth", "_ended", "_lock", "_owner", "_queue")
+
     def __init__(self, ended: Callable[[Value], None]) -> None:
         self._lock = threading.RLock()
         self._depth = 0

@@ -361,7 +361,7 @@ class Pressure:
         for other in self._away.before(value.saved_at, _REACH):
             if len(self._reading) >= _READ_AHEAD:
                 return
-            if not other.is_copied or other.owner() is None:
+            if other.owner() is None:
                 continue
             next_op_bytes = max(2 * value.size_bytes, 2 * other.size_bytes, self._most_higher_bytes)
             needed_bytes = other.size_bytes + next_op_bytes

@@ -156,10 +156,11 @@ class Recipes:
         total_ms, seen, ahead = 0.0, set[int](), [number]
         wanted = self._saved.get(number)
         read_at = wanted.saved_at if wanted is not None and wanted.saved_at else math.inf
+        kitchen = self._kitchen
         while ahead:
             current = ahead.pop()
-            call = self.of(current)
-            if call is None or current in self._out_of_date or self._kitchen.is_banned(call, current):
+            call = self._calls.get(current) or self.of(current)
+            if call is None or current in self._out_of_date or kitchen.is_banned(call, current):
                 return NEVER_MS
             if id(call) in seen:
                 continue
@@ -169,15 +170,16 @@ class Recipes:
                 return NEVER_MS
             looked_at.update(call.reads)
             for read in call.reads:
-                value = self._saved.get(read)
                 if read in self.sources:
                     continue
-                if value is not None and value.saved_at > read_at:
-                    ahead.append(read)  # the backward pass reads it before, and lets go of it
-                elif value is not None and value.state == "away":
-                    total_ms += self._speed.back_ms(value.size_bytes)
-                elif value is None or value.state == "unmade":
-                    ahead.append(read)
+                value = self._saved.get(read)
+                if value is None or value.saved_at > read_at:
+                    ahead.append(read)  # what is saved later, the backward pass reads before, and lets go of it
+                elif value.storage is None:  # not asked by its state: chains are walked for each value that leaves
+                    if value.is_copied:
+                        total_ms += self._speed.back_ms(value.size_bytes)
+                    else:
+                        ahead.append(read)
         return total_ms
 
     # Making again -----------------------------------------------------------------------------------------------------

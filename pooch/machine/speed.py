@@ -75,19 +75,22 @@ class Lane:
         """Expected time of a copy in ms."""
         return self.latency_ms + size_bytes * self._seen_ms / self._seen_bytes
 
-    def note(self, size_bytes: int, copy_ms: float) -> None:
-        """Take a copy into account.
+    def note(self, size_bytes: int, copy_ms: float, copies: int = 1) -> None:
+        """Take copies into account.
 
         Args:
-            size_bytes: Its size.
-            copy_ms: What it took, from its own beginning on.
+            size_bytes: Their size, together.
+            copy_ms: What they took, each from its own beginning on.
+            copies: How many they are.
         """
-        expected_ms = self.latency_ms + size_bytes * self._seen_ms / self._seen_bytes  # as `copy_ms`, for each copy
+        waited_ms = copies * self.latency_ms
+        expected_ms = waited_ms + size_bytes * self._seen_ms / self._seen_bytes
         self.noted_bytes += size_bytes
         copy_ms = min(max(copy_ms, expected_ms / _MOST_UNLIKE), expected_ms * _MOST_UNLIKE)
         # Each takes its share of the error: of a small copy the latency nearly all, of a large one the rate.
-        latency_share, moving_share = self.latency_ms / expected_ms, 1 - self.latency_ms / expected_ms
-        self.latency_ms += _LATENCY_WEIGHT * latency_share * (copy_ms - expected_ms)
+        latency_share, moving_share = waited_ms / expected_ms, 1 - waited_ms / expected_ms
+        weight = _LATENCY_WEIGHT if copies == 1 else 1 - (1 - _LATENCY_WEIGHT) ** copies
+        self.latency_ms += weight * latency_share * (copy_ms - expected_ms) / copies
         kept = 1 - min(_MOST_FORGOTTEN, size_bytes / _PAST_BYTES)
         self._seen_bytes = kept * self._seen_bytes + size_bytes
         self._seen_ms = kept * self._seen_ms + moving_share * copy_ms

@@ -19,6 +19,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
 _LARGE_BLOCK_BYTES = 256 * 1024
 _TRIM_BYTES, _MOST_MAPPINGS = 128 * 1024, 65536  # as glibc has them
 _NEVER = 2**31 - 1
+_LARGEST_KEPT_BYTES = 2**25 - 2**16  # the largest block by which glibc raises its thresholds, less what it adds
 _KEEPING = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER))
 _RETURNING = (
     (_M_MMAP_MAX, _MOST_MAPPINGS),
@@ -50,6 +51,22 @@ def return_large_blocks() -> None:
     """Does what `return_freed_memory` does, where it can be done, without a word: a limit leaves Pooch no choice."""
     if _foreign() is None:
         _set("returned", None, _RETURNING + _ONE_HEAP)
+
+
+@cache
+def raise_thresholds() -> None:
+    """Has glibc keep what it keeps in each process that has ever freed a tensor of 32 MiB, unless memory is limited.
+
+    What a plan frees in the middle of a step often lies at the end of the heap. Where all tensors are small, glibc
+    would return it to the system each time, and the step take page faults for it that a plain step does not take.
+    """
+    if is_limited() or _foreign() is not None:
+        return
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    library.free(
+        ctypes.c_void_p(library.malloc(ctypes.c_size_t(_LARGEST_KEPT_BYTES)))
+    )  # never written: it takes no memory
 
 
 def trim_freed_memory() -> None:

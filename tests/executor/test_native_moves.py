@@ -19,7 +19,7 @@ from pooch.executor.planned_values import PlannedValues
 from pooch.executor.simple_moves import SimpleMoves
 from pooch.executor.step import Step
 from pooch.ir import Plan
-from pooch.machine import StepLock
+from pooch.machine import Lane, StepLock
 from pooch.torchtools import watch
 from pooch.torchtools.moving_memory import MOVING
 from tests.executor.support import all_of, quick_profile, tight_plan
@@ -238,6 +238,51 @@ def test_a_profile_of_the_program_shows_moves_by_name() -> None:
         names = [event.name for event in profiler.events()]
         assert any(name.startswith("pooch: copy out") for name in names)
         assert any(name.startswith("pooch: copy in") for name in names)
+
+
+def test_what_the_program_has_the_address_of_is_looked_at(in_python: Counter[str]) -> None:
+    model, scale = Chain(), torch.rand(256)
+
+    def hand_out() -> None:
+        for value in _planned():
+            value.handed_out = True
+
+    with moved_natively(model, scale):
+        expected = gradient(model, scale)
+        in_python.clear()
+        model.in_the_middle = hand_out
+        assert torch.equal(gradient(model, scale), expected)
+        assert in_python["copy_out"] > 0
+
+
+def test_what_packing_spares_is_counted() -> None:
+    model, scale = Chain(), torch.zeros(256)
+    with moved_natively(model, scale) as run:
+        gradient(model, scale)
+        assert run.stats.spared_bytes > 0
+
+
+def test_the_times_of_copies_are_learned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned: Counter[tuple[int, str]] = Counter()
+    note = Lane.note
+
+    def noting(lane: Lane, size_bytes: int, copy_ms: float, copies: int = 1) -> None:
+        learned[id(lane), "copies"] += copies
+        learned[id(lane), "bytes"] += size_bytes
+        learned[id(lane), "calls"] += 1
+        assert copy_ms > 0
+        note(lane, size_bytes, copy_ms, copies)
+
+    model, scale = Chain(40), torch.rand(256)
+    with moved_natively(model, scale) as run:
+        monkeypatch.setattr(Lane, "note", noting)
+        loss = model(scale)
+        copies, speed = len(run.plan.schedule.swapped), _latest_step().evictor.store.speed
+        loss.backward()
+    for lane in (speed.out, speed.back):
+        assert copies // 4 <= learned[id(lane), "copies"] <= copies
+        assert learned[id(lane), "bytes"] == 1024 * learned[id(lane), "copies"]
+        assert learned[id(lane), "calls"] < copies // 4
 
 
 @pytest.mark.parametrize("when", ["in the forward pass", "between the passes"])

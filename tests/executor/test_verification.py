@@ -451,6 +451,31 @@ def test_a_value_that_leaves_many_times_in_a_step_stays_unproven() -> None:
     assert verification.level("recipe") == Level.COPIED
 
 
+@pytest.mark.parametrize("verify", ["first", "always", "off"])
+def test_what_is_settled_is_what_is_not_looked_at(verify: Any) -> None:
+    """The native watch asks for all copies of a step at once, in place of the level of each."""
+    verification, model = Verification(verify, lambda topic, text: None), nn.Linear(2, 2)
+    verification.ban([3])
+    for number in range(2 * PERIOD):
+        verification.begin_step([model])
+        for key in range(min(number, 5)):  # one more recipe in each of the first steps
+            is_settled = key in verification.settled(range(10))
+            level = verification.level(key)
+            assert is_settled == (level < Level.COPIED), (number, key)
+            if level == Level.COPIED:
+                witness = new_witness(key, level)
+                (verification.copy_differed if key == 4 else verification.copy_matched)(witness)
+
+
+def test_what_is_settled_is_not_forgotten_before_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification_module, "_MOST_RECIPES", 10)
+    verification, model = Verification("first", lambda topic, text: None), nn.Linear(1, 1)
+    levels(verification, model, "settled", PROOFS)
+    for number in range(30):
+        verification.level(number)
+        assert verification.settled(["settled"]) == {"settled"}
+
+
 def test_contexts_are_bounded() -> None:
     verification = Verification("first", lambda topic, text: None)
     for number in range(100):

@@ -123,7 +123,7 @@ def test_costs_of_replays_are_computed_no_more_often_than_values_times_their_log
 def test_what_is_away_is_found_by_the_order_of_saving() -> None:
     memory, away, values = ModelledMemory(), Away(), [Value(number, None) for number in range(100)]
     for value in random.Random(0).sample(values, 100):
-        value.saved_at, value.size_bytes = value.number + 1, 10
+        value.saved_at, value.size_bytes, value.is_copied = value.number + 1, 10, True
         away.add(value)
     assert [value.number for value in away.before(51, 5)] == [49, 48, 47, 46, 45]
     values[48].storage = ModelledStorage(memory, 10)
@@ -131,3 +131,22 @@ def test_what_is_away_is_found_by_the_order_of_saving() -> None:
     away.discard(values[47])
     assert [value.number for value in away.before(51, 5)] == [49, 46, 45]
     assert away.bytes() == 980
+
+
+def test_what_the_tier_does_not_have_is_not_brought_back_ahead_of_need() -> None:
+    away, values = Away(), [Value(number, None) for number in range(10)]
+    for value in values:
+        value.saved_at, value.size_bytes, value.is_copied = value.number + 1, 10, value.number % 3 == 0
+        away.add(value)
+    assert [value.number for value in away.before(11, 64)] == [9, 6, 3, 0]
+    assert away.bytes() == 100
+    values[6].is_copied = False  # it came back, was written over, and was dropped again
+    away.add(values[6])
+    values[4].is_copied = True
+    away.add(values[4])
+    away.add(values[4])
+    assert [value.number for value in away.before(11, 64)] == [9, 4, 3, 0]
+    away.discard(values[4])
+    away.discard(values[5])
+    assert [value.number for value in away.before(11, 64)] == [9, 3, 0]
+    assert away.bytes() == 80

@@ -47,6 +47,18 @@ def test_small_copies_tell_the_latency() -> None:
     assert lane.copy_ms(4096) == pytest.approx(3.0, rel=0.01)
 
 
+@pytest.mark.parametrize("size_bytes", [4096, 2**17])
+def test_many_copies_at_once_tell_what_each_of_them_would(size_bytes: int) -> None:
+    one_by_one, together = Lane(), Lane()
+    for _ in range(20):
+        for _ in range(32):
+            one_by_one.note(size_bytes, ms_of(size_bytes, 2e6))
+        together.note(32 * size_bytes, 32 * ms_of(size_bytes, 2e6), 32)
+    assert together.copy_ms(size_bytes) == pytest.approx(one_by_one.copy_ms(size_bytes), rel=0.01)
+    assert together.bytes_per_ms == pytest.approx(one_by_one.bytes_per_ms, rel=0.1)
+    assert together.noted_bytes == one_by_one.noted_bytes
+
+
 def test_copies_of_mixed_sizes_are_learned_whatever_their_order() -> None:
     chance = random.Random(0)
     for rate, latency_ms in ((5e6, 0.05), (1e6, 0.5), (2e7, 0.02)):

@@ -51,6 +51,34 @@ def test_kept_memory_is_used_again_without_page_faults(way: str, is_kept: bool) 
     assert (returned_mib >= 500) is is_kept
 
 
+SMALL = """
+import resource
+import sys
+import torch
+from pooch.executor.engines.cpu import CpuEngine
+
+def faulted_mib(rounds):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(rounds):
+        tensors = [torch.ones(2**14) for _ in range(640)]  # 40 MiB in all, of which glibc returns what is at the end
+        tensors.clear()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize() // 2**20
+
+if sys.argv[1] == "governed":
+    CpuEngine()
+faulted_mib(2)
+print(faulted_mib(8))
+"""
+
+
+@pytest.mark.parametrize("way", ["plain", "governed"])
+def test_what_governed_steps_free_in_small_blocks_is_used_again_without_page_faults(way: str) -> None:
+    command = [sys.executable, "-c", SMALL, way]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=child_environment())
+    assert done.returncode == 0, done.stderr
+    assert (int(done.stdout) < 40) is (way == "governed")
+
+
 def test_where_it_cannot_be_done_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(malloc, "is_limited", lambda: True)
     with pytest.warns(UserWarning, match="limited") as told:

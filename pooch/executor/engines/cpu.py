@@ -28,6 +28,7 @@ from ...machine.values import Ticket
 from ...torchtools import copier, moving_memory
 from ...torchtools.copier import has_died
 from ...torchtools.endings import end_with
+from ...torchtools.malloc import raise_thresholds
 from ...torchtools.moving_memory import memory_moves
 from ...torchtools.ranges import copy_range
 from ...torchtools.spill_directory import SpillDirectory
@@ -224,6 +225,7 @@ _HERE = nullcontext()
 class CpuArena:
     """Room in one spill file, or none at all, used through the engine's copy thread."""
 
+    __slots__ = ("__weakref__", "_engine", "_file", "_next_look", "_purpose", "_room", "_under_way")
     clock = None
 
     def __init__(self, engine: CpuEngine, file: SpillFile | None, purpose: Purpose) -> None:
@@ -317,6 +319,7 @@ class CpuEngine:
         self.copier = new_copier(self.health.rates)
         self._arenas: weakref.WeakSet[CpuArena] = weakref.WeakSet()
         self._finalizer = end_with(self, self.copier.stop)
+        raise_thresholds()
         moving_memory.listen(self)
 
     @property

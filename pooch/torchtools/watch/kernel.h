@@ -244,7 +244,7 @@ inline bool act(State& state) {
   Reference carrier = Reference::to(state.carrier);
   if (state.moves != nullptr) {
     const Reference owned = Reference::to(reinterpret_cast<PyObject*>(state.moves));
-    const Moves& moves = *moves_of(owned.get());
+    Moves& moves = *moves_of(owned.get());
     const int64_t slot = state.path->first_slot + state.position;
     const Outcome outcome = under_lock(moves, [&] { return act_at(moves, slot); });
     if (outcome == Outcome::FAILED) raise();

@@ -17,6 +17,7 @@ enum Part : size_t {
   LOCK,           // of the step, and what takes and gives it back
   ACQUIRE,
   RELEASE,
+  END,            // reports the end of a handle
   STATS,
   OWNER,          // of the values
   ARENA,          // where they are copied to
@@ -28,8 +29,8 @@ enum Part : size_t {
   AHEAD,          // slots with replays that are still to come, the next one last
   PENDING,        // values that wait for the program, in two dictionaries
   HELD_BACK,
-  LOOKS_AT,       // whether a value is looked at before it leaves
-  LEARN,          // takes the time of a copy into account
+  LOOKED_AT,      // returns the numbers of the values that are looked at before they leave
+  LEARN,          // takes the times of copies into account
   END_COPY_OUT,   // ends a copy that has failed
   MOVING,         // has a depth where no copy may be under way in the calling thread
   PROFILER,       // PyTorch's module, which says whether moves have names
@@ -38,55 +39,100 @@ enum Part : size_t {
 
 inline const std::array<const char*, PARTS>& part_names() {
   static const std::array<const char*, PARTS> names{
-      "planned", "lock", "acquire", "release", "stats", "owner", "arena", "place", "health", "store",
-      "acted", "done", "ahead", "pending", "held_back", "looks_at", "learn", "end_copy_out", "moving", "profiler"};
+      "planned", "lock", "acquire", "release", "end", "stats", "owner", "arena", "place", "health", "store",
+      "acted", "done", "ahead", "pending", "held_back", "looked_at", "learn", "end_copy_out", "moving", "profiler"};
   return names;
 }
 
-// Where the fields of a value lie, and those of room in the tier: Python keeps what has slots as C keeps a structure.
-class Fields {
+// Where the attributes of objects of a type lie: Python keeps what has slots as C keeps a structure.
+class Slots {
  public:
-  enum Field : size_t { HANDLES, STORAGE, SIZE_BYTES, PLACE, IS_COPIED, TICKET, WITNESS, SAVED_AT, IN_PROGRAM, IS_PINNED, COUNT };
-
-  // False, with an error, where the type is another one than is known here.
-  bool find(PyTypeObject* type) {
-    static const char* const names[COUNT] = {
-        "handles", "storage", "size_bytes", "place", "is_copied", "ticket", "witness", "saved_at", "in_program", "is_pinned"};
-    for (size_t field = 0; field < COUNT; ++field) {
-      Reference descriptor(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), names[field]));
+  // False, with an error, where the type has no such slots.
+  bool find(PyObject* type, std::initializer_list<const char*> names) {
+    size_t slot = 0;
+    for (const char* const name : names) {
+      Reference descriptor(PyObject_GetAttrString(type, name));
       if (!descriptor) return false;
       if (Py_TYPE(descriptor.get()) != &PyMemberDescr_Type)
-        return PyErr_Format(PyExc_TypeError, "a value has no slot %s", names[field]), false;
-      offsets_[field] = reinterpret_cast<PyMemberDescrObject*>(descriptor.get())->d_member->offset;
+        return PyErr_Format(PyExc_TypeError, "there is no slot %s", name), false;
+      offsets_.at(slot++) = reinterpret_cast<PyMemberDescrObject*>(descriptor.get())->d_member->offset;
     }
-    type_ = type;
+    type_ = reinterpret_cast<PyTypeObject*>(type);
     return true;
   }
 
-  bool is_known(PyObject* value) const { return Py_TYPE(value) == type_; }
+  bool is_known(PyObject* object) const { return Py_TYPE(object) == type_; }
 
-  PyObject* get(PyObject* value, Field field) const { return at(value, field); }
+  // Returns a new object, without its constructor.
+  Reference made() const { return Reference(type_->tp_alloc(type_, 0)); }
 
-  bool is_none(PyObject* value, Field field) const { return at(value, field) == Py_None; }
-
-  bool is_true(PyObject* value, Field field) const { return at(value, field) == Py_True; }
-
-  long long number(PyObject* value, Field field) const { return PyLong_AsLongLong(at(value, field)); }
-
-  // What was there ends last: that may run anything.
-  void set(PyObject* value, Field field, Reference found) const {
-    Reference before(std::exchange(at(value, field), found.release()));
+  PyObject* get(PyObject* object, size_t slot) const {
+    PyObject* const found = at(object, slot);
+    return found == nullptr ? Py_None : found;
   }
 
-  void set_none(PyObject* value, Field field) const { set(value, field, Reference::to(Py_None)); }
+  bool is_none(PyObject* object, size_t slot) const { return get(object, slot) == Py_None; }
+
+  bool is_true(PyObject* object, size_t slot) const { return get(object, slot) == Py_True; }
+
+  long long number(PyObject* object, size_t slot) const { return PyLong_AsLongLong(get(object, slot)); }
+
+  // What was there ends last: that may run anything.
+  void set(PyObject* object, size_t slot, Reference found) const {
+    Reference before(std::exchange(at(object, slot), found.release()));
+  }
+
+  void set_none(PyObject* object, size_t slot) const { set(object, slot, Reference::to(Py_None)); }
+
+  // False, with an error.
+  bool has_added(PyObject* object, size_t slot, Reference more) const {
+    if (!more) return false;
+    Reference sum(PyNumber_Add(get(object, slot), more.get()));
+    if (!sum) return false;
+    set(object, slot, std::move(sum));
+    return true;
+  }
 
  private:
-  PyObject*& at(PyObject* value, Field field) const {
-    return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(value) + offsets_[field]);
+  PyObject*& at(PyObject* object, size_t slot) const {
+    return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offsets_[slot]);
   }
 
   PyTypeObject* type_ = nullptr;
-  std::array<Py_ssize_t, COUNT> offsets_{};
+  std::array<Py_ssize_t, 11> offsets_{};
+};
+
+// The fields of a value.
+struct Fields : Slots {
+  enum Field : size_t {
+    HANDLES, STORAGE, SIZE_BYTES, PLACE, IS_COPIED, TICKET, WITNESS, SAVED_AT, IN_PROGRAM, IS_PINNED, HANDED_OUT
+  };
+
+  bool find(PyTypeObject* type) {
+    return Slots::find(reinterpret_cast<PyObject*>(type),
+                       {"handles", "storage", "size_bytes", "place", "is_copied", "ticket", "witness", "saved_at",
+                        "in_program", "is_pinned", "handed_out"});
+  }
+};
+
+// Those of room in the tier, of the lock of a step, of an arena, and the counters of a step.
+enum PlaceField : size_t { PLACE_ARENA, PLACE_OFFSET, PLACE_HEALTH };
+enum LockField : size_t { DEPTH, QUEUE };
+enum ArenaField : size_t { ROOM, UNDER_WAY, NEXT_LOOK };
+enum Counter : size_t { SWAPPED_OUT, SWAPPED_IN, STALL, SPARED };
+
+// Times of copies in one direction of which Python has not learned yet. It learns of the first one at once, and of more and
+// more together: to be called takes longer than all else about a small copy.
+struct Timed {
+  Py_ssize_t copies = 0, learned = 0;
+  long long size_bytes = 0;
+  double copy_ms = 0;
+
+  bool is_due() const {
+    constexpr Py_ssize_t MOST = 64;
+    constexpr long long LARGE_BYTES = 1 << 20;
+    return copies >= std::min(MOST, std::max<Py_ssize_t>(learned, 1)) || size_bytes >= LARGE_BYTES;
+  }
 };
 
 // What came of something that is done here if it can be.
@@ -98,6 +144,9 @@ struct Moves {
   std::shared_ptr<State>* state;
   std::array<PyObject*, PARTS> parts;
   Fields fields;
+  Slots places, locks, arenas, counters;
+  PyObject* looked_at;  // from `LOOKED_AT`, once it was asked
+  std::array<Timed, 2> timed;  // copies back, and copies out
 
   PyObject* part(Part which) const { return parts[which]; }
   const Path& path() const { return *(*state)->path; }
@@ -123,17 +172,24 @@ inline PyObject* moves_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   Py_ssize_t position = 0;
   if (!PyDict_Next(self->part(PLANNED), &position, &number, &value))
     return PyErr_Format(PyExc_ValueError, "a plan moves no value");
-  if (!self->fields.find(Py_TYPE(value))) return nullptr;
-  return object.release();
+  const auto type_of = [&](Part which) { return reinterpret_cast<PyObject*>(Py_TYPE(self->part(which))); };
+  const bool are_found = self->fields.find(Py_TYPE(value)) &&
+      self->places.find(self->part(PLACE), {"arena", "offset_bytes", "health"}) &&
+      self->locks.find(type_of(LOCK), {"_depth", "_queue"}) &&
+      self->arenas.find(type_of(ARENA), {"_room", "_under_way", "_next_look"}) &&
+      self->counters.find(type_of(STATS), {"swapped_out_bytes", "swapped_in_bytes", "host_stall_ms", "spared_bytes"});
+  return are_found ? object.release() : nullptr;
 }
 
 inline int moves_traverse(PyObject* self, visitproc visit, void* arg) {
   for (PyObject* part : moves_of(self)->parts) Py_VISIT(part);
+  Py_VISIT(moves_of(self)->looked_at);
   return 0;
 }
 
 inline int moves_clear(PyObject* self) {
   for (PyObject*& part : moves_of(self)->parts) Py_CLEAR(part);
+  Py_CLEAR(moves_of(self)->looked_at);
   return 0;
 }
 
@@ -159,15 +215,14 @@ inline PyTypeObject* moves_type() {
 // The lock -----------------------------------------------------------------------------------------------------------------
 
 inline Py_ssize_t queued(const Moves& moves) {
-  static PyObject* const name = interned("_queue");
-  Reference queue(PyObject_GetAttr(moves.part(LOCK), name));
-  return queue ? PyObject_Size(queue.get()) : -1;
+  return PyObject_Size(moves.locks.get(moves.part(LOCK), QUEUE));
 }
 
 inline bool set_depth(const Moves& moves, long depth) {
-  static PyObject* const name = interned("_depth");
   Reference number(PyLong_FromLong(depth));
-  return number && PyObject_SetAttr(moves.part(LOCK), name, number.get()) == 0;
+  if (!number) return false;
+  moves.locks.set(moves.part(LOCK), DEPTH, std::move(number));
+  return true;
 }
 
 inline bool has_called(PyObject* object, const char* method) {
@@ -176,12 +231,10 @@ inline bool has_called(PyObject* object, const char* method) {
 
 // Whether the lock is held by nobody: neither by another thread, nor by what this one is in the middle of.
 inline Outcome is_taken(const Moves& moves) {
-  static PyObject* const name = interned("_depth");
   Reference taken(PyObject_CallOneArg(moves.part(ACQUIRE), Py_False));
   if (!taken) return Outcome::FAILED;
   if (taken.get() != Py_True) return Outcome::IN_PYTHON;
-  Reference depth(PyObject_GetAttr(moves.part(LOCK), name));
-  const bool is_free = depth && PyLong_AsLong(depth.get()) == 0 && queued(moves) == 0;
+  const bool is_free = moves.locks.number(moves.part(LOCK), DEPTH) == 0 && queued(moves) == 0;
   if (is_free && set_depth(moves, 1)) return Outcome::DONE;
   const bool has_failed = PyErr_Occurred() != nullptr;
   Reference none(PyObject_CallNoArgs(moves.part(RELEASE)));
@@ -228,11 +281,8 @@ inline bool is_attribute_true(PyObject* object, PyObject* name) {
   return !found || PyObject_IsTrue(found.get()) != 0;
 }
 
-inline bool has_added(PyObject* object, PyObject* name, Reference more) {
-  Reference before(PyObject_GetAttr(object, name));
-  if (!before || !more) return false;
-  Reference after(PyNumber_Add(before.get(), more.get()));
-  return after && PyObject_SetAttr(object, name, after.get()) == 0;
+inline bool has_counted(const Moves& moves, Counter counter, Reference more) {
+  return moves.counters.has_added(moves.part(STATS), counter, std::move(more));
 }
 
 inline PyObject* value_at(const Moves& moves, int64_t number) {
@@ -259,48 +309,71 @@ inline bool has_taken_made(const Moves& moves, PyObject* value, int64_t number) 
 }
 
 // Begins a copy between a storage and the room of a value. Returns null with an error.
-inline Reference started(const Moves& moves, const char* method, PyObject* storage, int64_t offset_bytes) {
-  static PyObject *const room_name = interned("_room"), *const under_way_name = interned("_under_way"),
-                  *const next_look = interned("_next_look");
+inline Reference started(const Moves& moves, PyObject* method, PyObject* storage, int64_t offset_bytes) {
+  const Slots& arenas = moves.arenas;
   PyObject* const arena = moves.part(ARENA);
-  Reference room(PyObject_GetAttr(arena, room_name)), name(interned(method)), offset(PyLong_FromLongLong(offset_bytes));
-  Reference under_way(PyObject_GetAttr(arena, under_way_name)), limit(PyObject_GetAttr(arena, next_look));
-  if (!room || !name || !offset || !under_way || !limit) return Reference();
-  Reference ticket(PyObject_CallMethodObjArgs(room.get(), name.get(), storage, offset.get(), nullptr));
+  Reference offset(PyLong_FromLongLong(offset_bytes));
+  if (!offset) return Reference();
+  PyObject* const arguments[] = {arenas.get(arena, ROOM), storage, offset.get()};
+  Reference ticket(PyObject_VectorcallMethod(method, arguments, 3, nullptr));
   if (!ticket) return Reference();
-  if (PyDict_Size(under_way.get()) >= PyLong_AsSsize_t(limit.get())) {
-    if (!has_called(arena, "forget_ended")) return Reference();
-    under_way = Reference(PyObject_GetAttr(arena, under_way_name));
-    if (!under_way) return Reference();
-  }
+  const bool is_to_look = PyDict_Size(arenas.get(arena, UNDER_WAY)) >= arenas.number(arena, NEXT_LOOK);
+  if (is_to_look && !has_called(arena, "forget_ended")) return Reference();
   Reference key(PyLong_FromVoidPtr(THPStorage_Unpack(storage).unsafeGetStorageImpl()));
-  if (!key || PyDict_SetItem(under_way.get(), key.get(), ticket.get()) < 0) return Reference();
+  if (!key || PyDict_SetItem(arenas.get(arena, UNDER_WAY), key.get(), ticket.get()) < 0) return Reference();
   return ticket;
 }
 
+// Makes what Python knows as the room of a value. Returns null with an error.
+inline Reference place_of(const Moves& moves, int64_t offset_bytes) {
+  const Slots& places = moves.places;
+  Reference place = places.made(), offset(PyLong_FromLongLong(offset_bytes));
+  if (!place || !offset) return Reference();
+  places.set(place.get(), PLACE_ARENA, Reference::to(moves.part(ARENA)));
+  places.set(place.get(), PLACE_OFFSET, std::move(offset));
+  places.set(place.get(), PLACE_HEALTH, Reference::to(moves.part(HEALTH)));
+  return place;
+}
+
 inline Outcome copy_out(const Moves& moves, PyObject* value, int64_t number) {
-  static PyObject* const counter = interned("swapped_out_bytes");
+  static PyObject* const method = interned("copy_out");
   const Fields& fields = moves.fields;
   if (!has_taken_made(moves, value, number)) return Outcome::FAILED;
   if (fields.is_none(value, Fields::STORAGE)) return Outcome::DONE;  // released by the program before autograd saved it
   if (fields.is_true(value, Fields::IS_COPIED) || !fields.is_none(value, Fields::TICKET)) return Outcome::DONE;
   const Room& room = moves.path().rooms.at(number);
-  Reference offset(PyLong_FromLongLong(room.offset_bytes));
-  Reference place(PyObject_CallFunctionObjArgs(moves.part(PLACE), moves.part(ARENA), offset.get(), moves.part(HEALTH), nullptr));
+  Reference place = place_of(moves, room.offset_bytes);
   Reference size(PyLong_FromSize_t(storage_in(moves, value).nbytes()));
-  if (!offset || !place || !size) return Outcome::FAILED;
+  if (!place || !size) return Outcome::FAILED;
   fields.set(value, Fields::PLACE, std::move(place));
   fields.set(value, Fields::SIZE_BYTES, Reference::to(size.get()));
-  Reference ticket = started(moves, "copy_out", fields.get(value, Fields::STORAGE), room.offset_bytes);
+  Reference ticket = started(moves, method, fields.get(value, Fields::STORAGE), room.offset_bytes);
   if (!ticket) return Outcome::FAILED;
   fields.set(value, Fields::TICKET, std::move(ticket));
-  return has_added(moves.part(STATS), counter, std::move(size)) ? Outcome::DONE : Outcome::FAILED;
+  return has_counted(moves, SWAPPED_OUT, std::move(size)) ? Outcome::DONE : Outcome::FAILED;
+}
+
+// Has Python learn how long copies took. The caller has waited for the one of a ticket, which has not failed.
+inline bool has_learned(Moves& moves, PyObject* ticket, long long size_bytes, bool is_outwards) {
+  static PyObject *const moved_bytes = interned("moved_bytes"), *const copy_ms = interned("copy_ms");
+  Reference moved(PyObject_GetAttr(ticket, moved_bytes)), taken_ms(PyObject_GetAttr(ticket, copy_ms));
+  if (!moved || !taken_ms) return false;
+  const long long spared_bytes = size_bytes - PyLong_AsLongLong(moved.get());
+  // What packing takes tells nothing of the tier.
+  if (spared_bytes > 0) return has_counted(moves, SPARED, Reference(PyLong_FromLongLong(spared_bytes)));
+  if (taken_ms.get() == Py_None) return true;  // the interpreter shuts down
+  Timed& timed = moves.timed[is_outwards];
+  timed.copies += 1, timed.size_bytes += size_bytes, timed.copy_ms += PyFloat_AsDouble(taken_ms.get());
+  if (PyErr_Occurred()) return false;
+  if (!timed.is_due()) return true;
+  const Timed learned = std::exchange(timed, Timed{0, timed.learned + timed.copies, 0, 0});
+  return static_cast<bool>(Reference(PyObject_CallFunction(
+      moves.part(LEARN), "OnLd", is_outwards ? Py_True : Py_False, learned.copies, learned.size_bytes, learned.copy_ms)));
 }
 
 // Waits for the copy of a value. `has_failed` says whether it went wrong, which is left to Python.
-inline bool has_waited(const Moves& moves, PyObject* value, bool is_outwards, bool& has_failed) {
-  static PyObject *const wait = interned("wait"), *const error_name = interned("error"), *const stall = interned("host_stall_ms");
-  static PyObject* const keywords = PyTuple_Pack(1, interned("outwards"));
+inline bool has_waited(Moves& moves, PyObject* value, bool is_outwards, bool& has_failed) {
+  static PyObject *const wait = interned("wait"), *const error_name = interned("error");
   Reference ticket = Reference::to(moves.fields.get(value, Fields::TICKET));
   Reference waited_ms(PyObject_CallMethodNoArgs(ticket.get(), wait));
   if (!waited_ms) return false;
@@ -308,12 +381,11 @@ inline bool has_waited(const Moves& moves, PyObject* value, bool is_outwards, bo
   if (!error) return false;
   has_failed = error.get() != Py_None;
   if (has_failed) return true;
-  PyObject* const arguments[] = {ticket.get(), moves.fields.get(value, Fields::SIZE_BYTES), is_outwards ? Py_True : Py_False};
-  Reference none(PyObject_Vectorcall(moves.part(LEARN), arguments, 2, keywords));
-  return none && (PyFloat_AsDouble(waited_ms.get()) == 0.0 || has_added(moves.part(STATS), stall, std::move(waited_ms)));
+  return has_learned(moves, ticket.get(), moves.fields.number(value, Fields::SIZE_BYTES), is_outwards) &&
+      (PyFloat_AsDouble(waited_ms.get()) == 0.0 || has_counted(moves, STALL, std::move(waited_ms)));
 }
 
-inline Outcome free(const Moves& moves, PyObject* value) {
+inline Outcome free(Moves& moves, PyObject* value) {
   const Fields& fields = moves.fields;
   if (!fields.is_none(value, Fields::TICKET) && !fields.is_true(value, Fields::IS_COPIED)) {
     bool has_failed = false;
@@ -333,7 +405,7 @@ inline Outcome free(const Moves& moves, PyObject* value) {
 }
 
 inline Outcome copy_in(const Moves& moves, PyObject* value, int64_t number) {
-  static PyObject* const counter = interned("swapped_in_bytes");
+  static PyObject* const method = interned("copy_in");
   const Fields& fields = moves.fields;
   const bool is_wanted = fields.is_none(value, Fields::STORAGE) && fields.is_true(value, Fields::IS_COPIED) &&
       fields.number(value, Fields::HANDLES) > 0;
@@ -342,15 +414,15 @@ inline Outcome copy_in(const Moves& moves, PyObject* value, int64_t number) {
   const c10::Storage storage(c10::Storage::use_byte_size_t(), size_bytes, c10::GetCPUAllocator(), true);
   Reference wrapped(THPStorage_Wrap(storage));
   if (!wrapped) return Outcome::FAILED;
-  Reference ticket = started(moves, "copy_in", wrapped.get(), moves.path().rooms.at(number).offset_bytes);
+  Reference ticket = started(moves, method, wrapped.get(), moves.path().rooms.at(number).offset_bytes);
   if (!ticket) return Outcome::FAILED;
   fields.set(value, Fields::STORAGE, std::move(wrapped));
   fields.set(value, Fields::TICKET, std::move(ticket));
-  return has_added(moves.part(STATS), counter, Reference::to(fields.get(value, Fields::SIZE_BYTES))) ? Outcome::DONE
-                                                                                                    : Outcome::FAILED;
+  return has_counted(moves, SWAPPED_IN, Reference::to(fields.get(value, Fields::SIZE_BYTES))) ? Outcome::DONE
+                                                                                             : Outcome::FAILED;
 }
 
-inline Outcome wait(const Moves& moves, PyObject* value) {
+inline Outcome wait(Moves& moves, PyObject* value) {
   const Fields& fields = moves.fields;
   if (fields.is_none(value, Fields::TICKET) || !fields.is_true(value, Fields::IS_COPIED)) return Outcome::DONE;
   bool has_failed = false;
@@ -363,26 +435,35 @@ inline Outcome wait(const Moves& moves, PyObject* value) {
   return Outcome::DONE;
 }
 
+// Whether a value is looked at before its bytes are freed. -1: an error.
+inline int is_looked_at(Moves& moves, PyObject* value, int64_t number) {
+  if (moves.fields.is_true(value, Fields::HANDED_OUT)) return 1;
+  if (moves.looked_at == nullptr) {
+    moves.looked_at = PyObject_CallNoArgs(moves.part(LOOKED_AT));
+    if (moves.looked_at == nullptr) return -1;
+  }
+  Reference key(PyLong_FromLongLong(number));
+  return key ? PySet_Contains(moves.looked_at, key.get()) : -1;
+}
+
 // Whether a value is not looked at before or after it moves, and no more than was planned. -1: an error.
-inline int is_simple(const Moves& moves, PyObject* value, const Move& move) {
+inline int is_simple(Moves& moves, PyObject* value, const Move& move) {
   const Fields& fields = moves.fields;
   if (!fields.is_known(value) || !fields.is_none(value, Fields::WITNESS)) return 0;
   if (fields.number(value, Fields::SAVED_AT) != 0) return 0;  // it may leave under pressure
   const Room& room = moves.path().rooms.at(move.number);
   if (move.kind == Move::COPY_IN && !fields.is_none(value, Fields::PLACE)) {
-    static PyObject *const arena = interned("arena"), *const offset = interned("offset_bytes");
     PyObject* const place = fields.get(value, Fields::PLACE);
-    if (reinterpret_cast<PyObject*>(Py_TYPE(place)) != moves.part(PLACE)) return 0;  // it has left otherwise
-    Reference there(PyObject_GetAttr(place, arena)), begin(PyObject_GetAttr(place, offset));
-    if (!there || !begin) return -1;
-    return there.get() == moves.part(ARENA) && PyLong_AsLongLong(begin.get()) == room.offset_bytes;
+    if (!moves.places.is_known(place)) return 0;  // it has left otherwise
+    return moves.places.get(place, PLACE_ARENA) == moves.part(ARENA) &&
+        moves.places.number(place, PLACE_OFFSET) == room.offset_bytes;
   }
   if (move.kind != Move::COPY_OUT) return 1;
   const bool is_here = !fields.is_none(value, Fields::STORAGE);
   const c10::Storage storage = is_here ? storage_in(moves, value) : (*moves.state)->made->get(move.number);
   if (storage && static_cast<int64_t>(storage.nbytes()) > room.size_bytes) return 0;
-  Reference is_looked_at(PyObject_CallOneArg(moves.part(LOOKS_AT), value));
-  return is_looked_at ? is_looked_at.get() == Py_False : -1;
+  const int is_looked = is_looked_at(moves, value, move.number);
+  return is_looked < 0 ? -1 : is_looked == 0;
 }
 
 // Whether nothing is going on that only Python takes into account. -1: an error.
@@ -411,7 +492,7 @@ inline bool has_begun(const Moves& moves, PyObject* slot) {
 }
 
 // Runs the actions at the entry of a slot once. The caller holds the lock of the step.
-inline Outcome act_at(const Moves& moves, int64_t number) {
+inline Outcome act_at(Moves& moves, int64_t number) {
   const auto found = moves.path().moves.find(number);
   if (found == moves.path().moves.end()) return Outcome::IN_PYTHON;
   Reference slot(PyLong_FromLongLong(number));
@@ -440,7 +521,7 @@ inline Outcome act_at(const Moves& moves, int64_t number) {
 }
 
 // Runs what is due before the first read of a value. The caller holds the lock of the step.
-inline Outcome act_before_read(const Moves& moves, int64_t value) {
+inline Outcome act_before_read(Moves& moves, int64_t value) {
   const auto found = moves.path().anchor_of.find(value);
   if (found == moves.path().anchor_of.end()) return Outcome::DONE;
   Reference slot(PyLong_FromLongLong(found->second));

@@ -182,7 +182,6 @@ inline bool can_be_dropped(const at::Tensor& tensor) {
 
 // Returns the handle on a value that simply moves; null, without an error, where Python is to make it.
 inline PyObject* packed_to_move(Hooks* hooks, int64_t number, PyObject* object) {
-  static PyObject* const end = interned("end");
   const Moves& moves = *hooks->moves;
   PyObject* const value = value_at(moves, number);
   if (value == nullptr) return nullptr;
@@ -190,8 +189,7 @@ inline PyObject* packed_to_move(Hooks* hooks, int64_t number, PyObject* object) 
   const Outcome outcome = under_lock(moves, [&] {
     const Outcome held = hold(moves, value, number, THPVariable_Unpack(object));
     if (held != Outcome::DONE) return held;
-    Reference ended(PyObject_GetAttr(moves.part(LOCK), end));
-    handle = ended ? handle_on_value(handle_type(), hooks->step, value, object, ended.get()) : nullptr;
+    handle = handle_on_value(handle_type(), hooks->step, value, object, moves.part(END));
     if (handle == nullptr) return Outcome::FAILED;
     handle->moves = moves_of(Py_NewRef(reinterpret_cast<PyObject*>(hooks->moves))), handle->number = number;
     return Outcome::DONE;
@@ -211,7 +209,7 @@ inline bool has_noted_read(const Hooks* hooks) {
 // Returns the tensor of a handle on a value that simply moves; null, without an error, where Python is to read it.
 inline PyObject* read_moved(const Hooks* hooks, Handle* handle) {
   static PyObject* const thread = interned("thread");
-  const Moves& moves = *hooks->moves;
+  Moves& moves = *hooks->moves;
   if (handle->is_changed()) return nullptr;
   Reference here(PyLong_FromUnsignedLong(PyThread_get_thread_ident()));
   if (!here || PyObject_SetAttr(moves.part(OWNER), thread, here.get()) < 0) return nullptr;
