@@ -2,12 +2,12 @@
 
     python -m tests.simulated_cuda.others FOLDER [--only PATTERN] [--output JSON] [--markdown FILE]
 
-FOLDER is the `test` folder of a checkout of PyTorch, as near as can be to the installed version; none of it is kept here.
-`others.toml` says which of its files are run, on how many devices, and which of their tests do not apply, each with the
-reason; what is listed there and is not in FOLDER is left aside. Tests run one after the other in a process for each
-file, or for each test where the file asks for that; one that takes longer than its limit, or that the process dies of, is
-told, and the rest goes on in a process of its own. A test that passes while the device reports a mistake has failed: the
-device, or PyTorch, is wrong. Exit code 1 if one that applies fails.
+FOLDER is the `test` folder of a checkout of PyTorch, as near as can be to the installed version; none of it is kept
+here. `others.toml` says which of its files are run, on how many devices, and which of their tests do not apply, each
+with the reason; what is listed there and is not in FOLDER is left aside. Tests run one after the other in a process for
+each file, or for each test where the file asks for that; one that takes longer than its limit, or that the process dies
+of, is told, and the rest goes on in a process of its own. A test that passes while the device reports a mistake has
+failed: the device, or PyTorch, is wrong. Exit code 1 if one that applies fails.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ class File:
     Attributes:
         name: within the folder.
         devices: how many there are for it.
+        memory_mib: of each of them.
         alone: each of its tests needs a process of its own.
         reasons: what is not run.
     """
 
     name: str
     devices: int = 1
+    memory_mib: int = 4096
     alone: bool = False
     reasons: tuple[Reason, ...] = ()
 
@@ -99,14 +101,16 @@ def listed(path: Path = LISTED) -> list[File]:
         path: a file such as `others.toml`.
     """
     read = tomllib.loads(path.read_text(encoding="utf-8"))
-    general = [Reason(tuple(each["tests"]), each["why"]) for each in read.get("not_run", [])]
     return [
         File(
-            each["name"], each.get("devices", 1), each.get("alone", False),
-            tuple([*(Reason(tuple(r["tests"]), r["why"]) for r in each.get("not_run", [])), *general]),
+            each["name"],
+            each.get("devices", 1),
+            each.get("memory_mib", 4096),
+            each.get("alone", False),
+            tuple(Reason(tuple(reason["tests"]), reason["why"]) for reason in each.get("not_run", [])),
         )
         for each in read["file"]
-    ]  # fmt: skip
+    ]
 
 
 def run_file(folder: Path, file: File, only: Sequence[str]) -> list[Result]:
@@ -176,7 +180,7 @@ def _blame(result: Result | None, mistakes: list[str]) -> None:
 
 def _start(folder: Path, file: File, events: Path, chosen: Path, *more: str) -> subprocess.Popen[bytes]:
     environment = {
-        **variables(True, devices=file.devices),
+        **variables(True, file.memory_mib, file.devices),
         others_events.EVENTS: str(events),
         others_events.CHOSEN: str(chosen),
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -18,7 +18,7 @@ CHOSEN = "POOCH_OTHERS_CHOSEN"
 
 def write(**event: object) -> None:
     """Add a line; a process that dies leaves what came before."""
-    with open(os.environ[EVENTS], "a", encoding="utf-8") as file:
+    with Path(os.environ[EVENTS]).open("a", encoding="utf-8") as file:
         file.write(json.dumps(event) + "\n")
 
 

@@ -1,6 +1,7 @@
 """Programs with streams, some of which race, as the simulated device and PyTorch's stream sanitizer see them.
 
-`TORCH_CUDA_SANITIZER=1 python -m tests.simulated_cuda.stream_programs` prints as JSON, by program, what each of them says.
+`TORCH_CUDA_SANITIZER=1 python -m tests.simulated_cuda.stream_programs` prints as JSON, by program, what each of them
+says.
 """
 
 from __future__ import annotations

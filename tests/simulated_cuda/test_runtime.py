@@ -630,3 +630,20 @@ def test_the_driver_is_not_initialized_by_importing_pytorch() -> None:
         print(driver.cuDeviceGetCount(ctypes.byref(count)), count.value)
     """
     assert said(run_on_device(code)) == ["3", "0 1"]
+
+
+def test_the_time_between_events_of_two_devices_is_refused() -> None:
+    code = """
+        import torch
+        events = []
+        for device in range(2):
+            with torch.cuda.device(device):
+                events.append(torch.cuda.Event(enable_timing=True))
+                events[-1].record()
+                events[-1].synchronize()
+        try:
+            print(events[0].elapsed_time(events[1]))
+        except (RuntimeError, ValueError) as error:
+            print("refused")
+    """
+    assert said(run_on_device(code, "--devices", "2"))[-1] == "refused"

@@ -45,6 +45,7 @@ const Settings &settings() {
       number("SIMULATED_CUDA_COPY_GB_PER_S", 8) * 1e3,
       number("SIMULATED_CUDA_ON_DEVICE_GB_PER_S", 400) * 1e3,
       number("SIMULATED_CUDA_POISON", 0) != 0,
+      number("SIMULATED_CUDA_INTEGRATED", 0) != 0,
   };
   return read;
 }
