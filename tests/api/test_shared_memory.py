@@ -81,11 +81,11 @@ def test_training_on_an_integrated_device_keeps_its_bits_and_its_budget_without_
 
         plain, lines = steps(1)[0], []
         profile = pooch.profile(forward, model)
-        plan = pooch.plan(profile, "60%")
+        plan = pooch.plan(profile, "min")
         with pooch.apply(plan, model) as run:
             planned = steps(2)
             stats = run.stats
-        budget = int(0.7 * profile.peak_bytes)
+        budget = (plan.budget_bytes + profile.peak_bytes) // 2
         with pooch.auto(model, budget, tell=lines.append) as held:
             online = steps(3)
             summary = held.summary()
