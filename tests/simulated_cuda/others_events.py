@@ -48,7 +48,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """What one of its phases came to; of those that pass, the call alone."""
     name = report.nodeid.partition("::")[2]
-    if report.skipped:
+    if hasattr(report, "wasxfail"):
+        write(test=name, outcome="passed" if report.skipped else "failed", why="is expected to fail")
+    elif report.skipped:
         why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         write(test=name, outcome="skipped", why=why)
     elif report.failed:

@@ -647,3 +647,37 @@ def test_the_time_between_events_of_two_devices_is_refused() -> None:
             print("refused")
     """
     assert said(run_on_device(code, "--devices", "2"))[-1] == "refused"
+
+
+def test_a_device_has_a_context_once_it_is_used() -> None:
+    code = """
+        import torch
+        found = []
+        look = lambda: found.append([int(torch._C._cuda_hasPrimaryContext(device)) for device in range(2)])
+        torch.cuda.init()
+        look()
+        value = torch.ones(3, device="cuda:1")
+        look()
+        torch.ones(3).pin_memory()
+        str(value)
+        look()
+        torch.cuda.Stream(device=0)
+        look()
+        print(found)
+    """
+    assert said(run_on_device(code, "--devices", "2"))[-1] == "[[0, 0], [0, 1], [0, 1], [1, 1]]"
+
+
+@needs_numbers
+def test_an_operator_that_the_host_waits_for_waits_once() -> None:
+    code = """
+        import torch
+        import torch.cuda._gpu_trace as trace
+        torch._C._activate_gpu_trace()
+        waits = []
+        values = torch.ones(5, device="cuda")
+        trace.register_callback_for_stream_synchronization(waits.append)
+        values.nonzero()
+        print(len(waits))
+    """
+    assert said(run_on_device(code, "--numbers"))[-1] == "1"

@@ -430,7 +430,7 @@ private:
     if (given_ranges != nullptr) check_given(ranges_of(held));
     RandomState random = random_ ? draw(*stack) : RandomState{};
     note_reads(held);
-    c10::cuda::getCurrentCUDAStream().synchronize();
+    cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream()); // by itself: PyTorch tells of waits of its own alone
     for (size_t i = 0; i < arguments_; ++i)
       arguments.push_back(writes(schema.arguments()[i]) ? cloned(on_host(held[i])) : on_host(held[i]));
     auto computed = compute(op, name_, arguments, random, random_ ? generator_argument_ : std::nullopt);

@@ -113,6 +113,10 @@ bool copy(void *to, const void *from, uint64_t bytes, Stream *stream, bool host_
 bool fill(void *to, int value, uint64_t bytes, Stream *stream);
 void poison(void *memory, uint64_t bytes, Stream *stream);
 
+// ---- contexts ---------------------------------------------------------------------------------------------------
+void use(int device); // it has a context from now on
+bool is_used(int device);
+
 // ---- mistakes ---------------------------------------------------------------------------------------------------
 void report(const std::string &mistake);
 void check_order(uintptr_t begin, uintptr_t end, bool writes, size_t actor, const Clock &clock, const char *name);

@@ -49,9 +49,9 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
   }
   return CUDA_SUCCESS;
 }
-CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned *flags, int *active) {
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
   *flags = 0;
-  *active = 1;
+  *active = is_used(device);
   return CUDA_SUCCESS;
 }
 CUresult cuCtxGetCurrent(CUcontext *context) {

@@ -173,6 +173,7 @@ void push(Stream *stream, Item item) {
 }
 
 Stream *new_stream(int device, bool blocking, int priority) {
+  use(device);
   auto *stream = new Stream;
   stream->actor = ++world().last_actor;
   stream->device = device;
