@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 NEEDS_A_GPU = (
     *("tests/executor", "tests/workloads", "tests/measure/test_gpu_limits.py", "tests/simulated_cuda"),
+    "tests/api/test_shared_memory.py",
     "tests/autopilot/test_free_budget.py",
+    "tests/autopilot/test_reserved_budget.py",
     "tests/autopilot/test_gpu.py",
     "tests/autopilot/test_graphs_of_backward_passes.py",
     "tests/autopilot/test_persistence_gpu.py",

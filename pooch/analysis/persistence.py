@@ -32,10 +32,12 @@ MoveKind = Literal["copy_out", "free", "copy_in", "wait"]
 def can_move(profile: Profile) -> bool:
     """Whether a plan may let anything of what outlives a step leave.
 
-    Not where gradients outlive the step as well, nor where FSDP moves parameters or microbatches are in flight.
+    Not where gradients outlive the step as well, where FSDP moves parameters or microbatches are in flight, nor where
+    the device shares the host's memory.
     """
     return (
         bool(profile.persistent)
+        and not profile.device.shares_memory
         and not profile.accumulates
         and not profile.gathered
         and profile.in_flight.microbatches == 1

@@ -57,7 +57,7 @@ class PlanOptions:
         if self.effort not in ("full", "fast"):
             raise UsageError(f"there is no effort {self.effort!r}: choose full or fast")
         if self.bound not in ("live", "arena"):
-            raise UsageError(f"there is no bound {self.bound!r}: choose live or arena")
+            raise UsageError(_no_bound(self.bound))
         if not (math.isfinite(self.time_limit_s) and self.time_limit_s > 0):
             raise UsageError(f"the time limit {self.time_limit_s} is not positive: give seconds, such as 30")
         checked_in_flight(self.microbatches_in_flight)
@@ -85,6 +85,15 @@ class PlanOptions:
             UsageError: the profile includes another number of them already.
         """
         return in_flight(profile, self.microbatches_in_flight)
+
+
+def _no_bound(bound: str) -> str:
+    if bound != "reserved":
+        return f"there is no bound {bound!r}: choose live or arena"
+    return (
+        "no plan can tell what PyTorch's caching allocator will reserve: plan with bound='arena', or train under "
+        "pooch.auto(model, budget, bound='reserved')"
+    )
 
 
 def plan_options(*, policy_options: Mapping[str, object] | None = None, **others: Any) -> PlanOptions:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..analysis.dataflow import Dataflow
 from ..analysis.persistence import can_move
+from ..ground import messages
 from ..ground.process_limits import is_limited
 from ..ground.progress import PlanningProgress
 from ..ir import Decisions, Plan, Profile, Region
@@ -106,6 +107,10 @@ def plan(
         moves,
     )
     profile = profile_of(profile, "plan")
+    if profile.device.shares_memory:
+        messages.tell(
+            f"{profile.device.name} shares the host's memory, so a copy there frees nothing: the plan swaps nothing"
+        )
     if not isinstance(budget, str):
         budget = parse_budget(budget, profile.peak_bytes)
     return plan_with(

@@ -21,8 +21,9 @@ from ..ground.errors import UsageError
 from ..ground.units import format_bytes
 from ..ground.visible import one_line
 from ..ir import Plan, Profile
+from ..torchtools.accelerators import shares_memory
 from ..torchtools.ranks import local_count
-from .budget import HeldBudget, budget_of
+from .budget import Bound, HeldBudget, budget_of, check_bound
 from .cache import PlanCache, Purpose
 from .costs import costs_of
 from .driver import StepDriver
@@ -34,6 +35,7 @@ from .library import Library
 from .node import tier_budget, tier_share
 from .persistence import Persistence
 from .remarks import Remarks
+from .reserved_memory import ReservedMemory
 from .summary import AutoSummary
 from .team import Team, ranks_of
 
@@ -56,9 +58,11 @@ class Auto:
         process_group: object = None,
         tell: Callable[[str], None] | None = None,
         verify: Verify = "first",
+        bound: Bound = "live",
         replace: bool = False,
     ) -> None:
         size_bytes, share = budget_of(budget)
+        check_bound(bound, size_bytes)
         if replace:
             end_held(models)
         governed = GovernedModels(models, None if device is None else device_named(device))
@@ -70,16 +74,22 @@ class Auto:
         ranks = ranks_of(process_group)
         self._team = Team(ranks, tier_share(node_bytes, device, 1 if ranks is None else local_count(ranks.count)), tell)
         host_bytes = self._team.share.each_bytes
-        self._purpose = Purpose.of(models, device, budget, host_bytes, self._team.seat)
+        purpose = budget if bound == "live" else f"{budget} {bound}"
+        self._purpose = Purpose.of(models, device, purpose, host_bytes, self._team.seat)
         live = live_bytes_of(device)
         engine = make_engine(device)
         engine.room.limit_bytes = host_bytes
         engine.room.limited_by = "host budget" if disk_budget is None else "disk budget"
         verification = Verification(verify, lambda _, text: warn(text))
         remarks = Remarks(tell, warn)
-        free = FreeMemory(device, live, remarks) if is_free(budget) else None
+        free: FreeMemory | ReservedMemory | None = None
+        if is_free(budget):
+            free = FreeMemory(device, live, remarks)
+        elif size_bytes is not None and bound == "reserved":
+            free = ReservedMemory(device, size_bytes, remarks)
         size_bytes = size_bytes if free is None else free.held.size_bytes
-        evictor = Evictor(size_bytes or 0, engine, live, device, host_bytes, verification)
+        shares = shares_memory(device)
+        evictor = Evictor(size_bytes or 0, engine, live, device, 0 if shares else host_bytes, verification)
         library = Library(
             PlanOptions(host_budget=host_bytes, time_limit_s=PLANNING_TIME_LIMIT_S, region="step", explain=False),
             tell,
@@ -93,8 +103,11 @@ class Auto:
         if size_bytes is not None and live.now() > size_bytes:
             Garbage(live).collect(0)
             live.recount(if_less=True)
+        if shares:
+            persistence.refuse()
+            remarks.shared_memory(device)
         self._before_bytes = live.now()
-        if size_bytes is not None and free is None:
+        if size_bytes is not None and not is_free(budget):
             remarks.before(self._before_bytes, size_bytes)
         persistence.bring_in(models, device, size_bytes)
         live.reset_peak()
@@ -110,7 +123,7 @@ class Auto:
     @property
     def budget_bytes(self) -> int | None:
         """The budget, or None before the first step if it is a share of that step's in-core peak."""
-        return self._driver.budget.size_bytes
+        return self._driver.budget.told_bytes
 
     def add(self, model: torch.nn.Module) -> None:
         """Hold the budget over a further model too, such as the second network of a GAN.
@@ -129,7 +142,7 @@ class Auto:
     def take_in(self, model: torch.nn.Module) -> None:
         """Move what there is of a model elsewhere to the device that was given, if one was."""
         if self._moves_in:
-            self._persistence.move_in([model], self._driver.governed.device, self.budget_bytes)
+            self._persistence.move_in([model], self._driver.governed.device, self._driver.budget.size_bytes)
 
     def release(self, model: torch.nn.Module) -> None:
         """Hold the budget no longer over a model and its parts.
@@ -256,6 +269,7 @@ def auto(
     process_group: object = None,
     tell: Callable[[str], None] | None = None,
     verify: Verify = "first",
+    bound: Bound = "live",
     quiet: bool = False,
     replace: bool = False,
 ) -> Auto:
@@ -288,6 +302,9 @@ def auto(
         verify: What is recomputed is compared, byte by byte, with what it replaces. "first": in full until that was
             shown to give the same, then by a sample in each step, and in full again in turns. "always": in full in each
             step. "off": not at all.
+        bound: What the budget bounds: the bytes of "live" tensors, or on a CUDA device what PyTorch's allocator has
+            "reserved" there, used and unused, which it does not pass from the second step on. Tensors get less of
+            the budget then, by a margin that is told and grows where holes between tensors need more.
         quiet: Say nothing. `Auto.summary()` and `Auto.status()` still tell what happens.
         replace: Take the place of a budget that is held on this device already, as where a cell of a notebook is run
             again. Otherwise a second budget is refused.
@@ -298,7 +315,8 @@ def auto(
     Raises:
         InfeasibleTier: What has to leave before training begins does not fit into the swap tier.
         UsageError: The model is none, or is under a plan; the budget does not parse; there is no such device;
-            `quiet` is given with `tell`; or this rank is not in `process_group`.
+            `quiet` is given with `tell`; what is reserved cannot be bounded, or not by a share; or this rank is not in
+            `process_group`.
     """
     if quiet and tell is not None:
         raise UsageError("quiet=True says nothing, and tell= is for what is said: give one of them")
@@ -313,5 +331,6 @@ def auto(
         process_group=process_group,
         tell=messages.be_silent if quiet else tell,
         verify=verify,
+        bound=bound,
         replace=replace,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ..api.budgets import is_free, is_smallest, parse_budget
 from ..executor.evictor import Evictor
 from ..ground.errors import UsageError
@@ -9,7 +11,9 @@ from ..ground.units import parse_bytes
 from .free_memory import FreeMemory
 from .optimizers import OptimizerWatch
 from .remarks import Remarks
+from .reserved_memory import ReservedMemory
 
+Bound = Literal["live", "reserved"]
 STEPS_BEFORE_OPTIMIZER = 64  # steps in which gradients accumulate at most; beyond, no optimizer's state is waited for
 
 
@@ -36,6 +40,24 @@ def budget_of(budget: float | str) -> tuple[int | None, float | None]:
     return parse_budget(budget, None, takes_share=True), None
 
 
+def check_bound(bound: str, size_bytes: int | None) -> None:
+    """Refuse what a budget cannot bound.
+
+    Args:
+        bound: "live" or "reserved".
+        size_bytes: The budget, or None if its bytes are not given.
+
+    Raises:
+        UsageError: There is no such bound, or the budget is a share or what is free.
+    """
+    if bound not in ("live", "reserved"):
+        raise UsageError(f"there is no bound {bound!r} of a training loop: choose live or reserved")
+    if bound == "reserved" and size_bytes is None:
+        raise UsageError(
+            "a budget that bounds what is reserved cannot be a share, or what is free: give bytes, such as 16GiB"
+        )
+
+
 class HeldBudget:
     """The budget that an evictor holds, in bytes as soon as they are known.
 
@@ -44,10 +66,10 @@ class HeldBudget:
         share: The share of the first step's in-core peak, or None.
         evictor: What holds it.
         remarks: Tells what a share has turned out to be.
-        free: What is free, if that is the budget. It is followed.
+        free: What is free, if that is the budget, or what the allocator may reserve. It is followed.
 
     Attributes:
-        size_bytes: The budget, or None before the first step if it is a share.
+        size_bytes: What tensors may take, or None before the first step if it is a share.
         is_told: Whether it is what it will stay, unless a further optimizer appears.
     """
 
@@ -57,7 +79,7 @@ class HeldBudget:
         share: float | None,
         evictor: Evictor,
         remarks: Remarks,
-        free: FreeMemory | None = None,
+        free: FreeMemory | ReservedMemory | None = None,
     ) -> None:
         self.size_bytes, self._share, self._free = size_bytes, share, free
         self._evictor, self._remarks = evictor, remarks
@@ -70,7 +92,12 @@ class HeldBudget:
     @property
     def is_followed(self) -> bool:
         """Whether the budget is what is free, so that earlier steps may have had another one."""
-        return self._free is not None
+        return isinstance(self._free, FreeMemory)
+
+    @property
+    def told_bytes(self) -> int | None:
+        """The budget as it was given, with which peaks are compared: what tensors may take, or what may be reserved."""
+        return self._free.size_bytes if isinstance(self._free, ReservedMemory) else self.size_bytes
 
     def hold(self) -> None:
         """Have the evictor hold the bytes, if they are known."""
@@ -78,7 +105,7 @@ class HeldBudget:
             self._evictor.set_budget(self.size_bytes)
 
     def look(self, *, is_quiet: bool = False) -> None:
-        """Hold what is free by now, where that is the budget.
+        """Hold what is free by now, where that is the budget, or what may be reserved leaves to tensors.
 
         Args:
             is_quiet: Whether the step that begins is far away from the budget, so that a look now and then is enough.
@@ -128,7 +155,9 @@ class HeldBudget:
             self._remarks.budget(self.size_bytes, self._share)
 
     def stop(self) -> None:
-        """Look at optimizers no longer."""
+        """Look at optimizers no longer, and bound nothing that is reserved."""
         self._tell()
+        if self._free is not None:
+            self._free.stop()
         if self._state is not None:
             self._state.stop()

@@ -625,7 +625,7 @@ class StepDriver:
         self._live.reset_peak()
 
     def _count(self, running: RunningStep, step_ms: float, peak_bytes: int) -> None:
-        left, known, budget_bytes = running.step.left_plan, running.known, self.budget.size_bytes
+        left, known, budget_bytes = running.step.left_plan, running.known, self.budget.told_bytes
         if running.decision == "plan":
             known.left_plan = MOST_FAILURES if running.step.mismatches else known.left_plan + 1 if left else 0
         plain_ms = 0.0 if known.profile is None else known.profile.step_ms

@@ -27,7 +27,7 @@ from ..torchtools.calls import COMPILED_LATER, PLACE, CallRegion
 from ..torchtools.stand_ins import Place, StandIns
 from .autopilot import Auto, auto
 from .backward import RUNNING, BackwardWatch
-from .budget import budget_of
+from .budget import Bound, budget_of, check_bound
 from .governed import device_named
 from .remarks import uncalled
 from .stacks import is_ordinary_call
@@ -56,9 +56,10 @@ class ModelFinder:
         cache: Directory in which plans are kept for the next run. None: they are not kept.
         tell: Called with one line for each new plan, and for each model that cannot be governed.
         verify: How closely replays are compared with what they replace.
+        bound: What the budget bounds, as `pooch.auto` takes it.
 
     Raises:
-        UsageError: A budget does not parse, or there is no such device.
+        UsageError: A budget does not parse or does not go with `bound`, or there is no such device.
 
     Attributes:
         auto: What holds the budget, or None as long as no model was trained.
@@ -76,8 +77,9 @@ class ModelFinder:
         cache: Path | None = None,
         tell: Callable[[str], None],
         verify: Verify = "first",
+        bound: Bound = "live",
     ) -> None:
-        budget_of(budget)
+        check_bound(bound, budget_of(budget)[0])
         for name, given in (("host budget", host_budget), ("disk budget", disk_budget)):
             if given is not None:
                 parse_budget(given, None, name=name)
@@ -87,7 +89,7 @@ class ModelFinder:
         self._moving = threading.local()
         self._options: dict[str, Any] = {
             "device": self._device, "host_budget": host_budget, "disk_budget": disk_budget, "cache": cache,
-            "verify": verify,
+            "verify": verify, "bound": bound,
         }  # fmt: skip
         self.auto: Auto | None = None
         self.preparing_s = 0.0

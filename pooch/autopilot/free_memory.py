@@ -48,3 +48,6 @@ class FreeMemory:
         self.held = found
         self._remarks.free_memory(found.size_bytes, found.told("what is free by now"))
         return found
+
+    def stop(self) -> None:
+        """Do nothing: looking holds nothing."""

@@ -90,6 +90,10 @@ class Persistence:
         """Whether anything of it has left or come back since the step began."""
         return self.memory is not None and self.memory.moved_bytes > self._moved_bytes
 
+    def refuse(self) -> None:
+        """Have nothing leave, as that would free nothing."""
+        self._is_refused = True
+
     def listen(self, quiet_steps: Any = None) -> None:
         """Note the steps of optimizers, but for those between steps for which nothing is done.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from ..ground.bounded import Topics
 from ..ground.units import format_bytes
 
@@ -71,6 +73,13 @@ class Remarks:
                 f"{format_bytes(live_bytes)} are live before the budget of {format_bytes(budget_bytes)} is held: what "
                 "is built before that is not under it; it holds from here on, where what is there can leave"
             )
+
+    def shared_memory(self, device: torch.device) -> None:
+        """Tell that nothing is copied to the memory of the host, as it is that of the device."""
+        self._tell(
+            f"{device.type} shares the host's memory, so a copy there frees nothing: activations are recomputed or "
+            "stay, and parameters, gradients and the optimizer's state stay"
+        )
 
     def plan_left(self, why: str) -> None:
         """Tell that a step could not follow its plan, once for each reason."""

@@ -16,11 +16,20 @@ import click
 from ..ground import messages
 from ..ground.errors import PoochError, UsageError, first_line
 from .checks import refuse_missing_device, use_spill_directory
-from .options import device_option, force_option, output_option, spill_option, verbose_option, verify_option
+from .options import (
+    choice_option,
+    device_option,
+    force_option,
+    output_option,
+    spill_option,
+    verbose_option,
+    verify_option,
+)
 from .output import command_line
 from .run_times import RunTimes, process_age_s
 
 if TYPE_CHECKING:
+    from ..autopilot.budget import Bound
     from ..autopilot.finding import ModelFinder
     from ..autopilot.summary import AutoSummary
     from ..executor.verification import Verify
@@ -88,6 +97,12 @@ class ProgramCommand(click.Command):
     metavar="DIRECTORY",
     help="Where plans are kept for the next run (default: nowhere).",
 )
+@choice_option(
+    "--bound",
+    ["live", "reserved"],
+    "live",
+    "What the budget bounds: tensors, or on a CUDA device what PyTorch's allocator reserves for them.",
+)
 @spill_option()
 @verify_option
 @output_option("--report", help="Write what happened, and the plans, as one HTML page; rewritten while SCRIPT runs.")
@@ -102,6 +117,7 @@ def command(
     host_budget: str | None,
     disk_budget: str | None,
     cache: Path | None,
+    bound: Bound,
     spill_directory: Path | None,
     verify: Verify,
     report: Path | None,
@@ -133,7 +149,7 @@ def command(
 
     tell = messages.be_silent if quiet else _tell
     budgets = {"host_budget": host_budget, "disk_budget": disk_budget}
-    finder = ModelFinder(budget, device=device, **budgets, cache=cache, tell=tell, verify=verify)
+    finder = ModelFinder(budget, device=device, **budgets, cache=cache, tell=tell, verify=verify, bound=bound)
 
     typed = command_line()  # before the script has a command line of its own
     conclusion = _Conclusion(finder, os.getpid(), report, quiet, verbose, module or program[0], typed)

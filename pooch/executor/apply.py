@@ -57,7 +57,8 @@ def apply_plan(
         The run, whose `remove()` takes the plan off the model.
 
     Raises:
-        UsageError: If the model is none, is compiled, or is already under a plan.
+        UsageError: If the model is none, is compiled, or is already under a plan; or if the plan swaps on a device that
+            shares the host's memory.
         PlanMismatch: If the plan was made for another model or device, or has replays that cannot be repeated exactly.
         InvalidSchedule: If the plan was altered so that it cannot be executed.
         TierError: If the swap tier cannot be set up.
@@ -89,6 +90,11 @@ def apply_plan(
         raise UsageError(
             "the plan lets parameters, gradients or the optimizer's state leave, which pooch.apply does not do: train "
             "with pooch.auto(model, budget, optimizer), or plan with moves='activations'"
+        )
+    if plan.schedule.host_bytes and accelerators.shares_memory(device):
+        raise UsageError(
+            f"the plan swaps, and {accelerators.name_of(device)} shares the host's memory, so that a copy there frees "
+            "nothing: profile there and plan again, which recomputes"
         )
     refuse_unrepeatable(plan, device)
     engine = make_engine(device, spill_directory, check_copies=check_copies)

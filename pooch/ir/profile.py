@@ -46,6 +46,7 @@ class Device:
         memory_bytes: total device memory.
         modelled: whether times come from a device model instead of this device.
         software: versions, such as {"torch": "2.13.0+cpu", "python": "3.11.7"}.
+        shares_memory: whether its memory is that of the host, so that a copy there frees nothing.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Device:
     memory_bytes: int
     modelled: bool = False
     software: dict[str, str] = field(default_factory=dict)
+    shares_memory: bool = False
 
     @property
     def has_streams(self) -> bool:

@@ -102,7 +102,8 @@ class Candidate:
 class Candidates:
     """All activations of a dataflow, and the memory and work that decisions cost at the very least.
 
-    With `only`, that is the one choice that is allowed besides keep.
+    With `only`, that is the one choice that is allowed besides keep. Where the device shares the host's memory, nothing
+    is swapped: that would free nothing.
     """
 
     def __init__(self, dataflow: Dataflow, only: Leaving | None = None) -> None:
@@ -116,7 +117,11 @@ class Candidates:
 
     def _make(self, value: Value) -> Candidate:
         dataflow, link = self.dataflow, self.dataflow.profile.link
-        swappable, replayable = self.only != "recompute", self.only != "swap" and dataflow.refusal(value.id) is None
+        frees = not dataflow.profile.device.shares_memory
+        swappable, replayable = (
+            frees and self.only != "recompute",
+            self.only != "swap" and dataflow.refusal(value.id) is None,
+        )
         recipe = dataflow.recipe(value.id) if replayable else None
         has_room, gaps = self._has_room(value, slots=1), dataflow.gaps(value)
         return Candidate(

@@ -28,7 +28,8 @@ def describe_device(device: torch.device) -> Device:
     software = {"torch": torch.__version__, "python": platform.python_version()}
     if has_streams(device):
         software |= cuda_only.versions(device)
-        return Device(device.type, accelerators.name_of(device), accelerators.total_bytes(device), False, software)
+        name, size_bytes = accelerators.name_of(device), accelerators.total_bytes(device)
+        return Device(device.type, name, size_bytes, False, software, accelerators.shares_memory(device))
     software["threads"] = str(torch.get_num_threads())
     return Device("cpu", _processor_name(), psutil.virtual_memory().total, False, software)
 

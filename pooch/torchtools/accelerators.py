@@ -214,6 +214,8 @@ def total_bytes(device: torch.device) -> int:
 
 def shares_memory(device: torch.device) -> bool:
     """Returns whether the device has no memory of its own, so that copying to that of the host frees nothing."""
+    if not has_streams(device):
+        return False
     properties_of = getattr(_module(device), "get_device_properties", None)
     return bool(properties_of and getattr(properties_of(device), "is_integrated", False))
 

@@ -66,7 +66,17 @@ def limit_memory(device: torch.device, share: float) -> None:
     """
     if not _is_cuda(device):
         raise RuntimeError(f"the memory of a device of type {device.type} cannot be limited for one process")
-    torch.cuda.set_per_process_memory_fraction(share, device)
+    torch.cuda.set_per_process_memory_fraction(share, _index(device))
+
+
+def limited_share(device: torch.device) -> float | None:
+    """Returns the share of the device's memory that `limit_memory` has set, 1.0 at first.
+
+    None: the allocator in place has no such limit.
+    """
+    if not _has_caching_allocator(device) or torch.cuda.get_allocator_backend() != "native":
+        return None
+    return float(torch.cuda.get_per_process_memory_fraction(_index(device)))
 
 
 def occupy(device: torch.device, milliseconds: float) -> None:

@@ -93,7 +93,7 @@ def _build_kernels(packages: Path, output: Path) -> None:
     )
     _run(
         *("g++", "-shared", "-o", str(output / KERNELS), *map(str, objects), f"-L{torch / 'lib'}"),
-        *("-ltorch_cpu", "-lc10", "-lc10_cuda", str(output / CUDART.name)),
+        *("-ltorch_cpu", "-ltorch_cuda", "-lc10", "-lc10_cuda", str(output / CUDART.name)),
     )
 
 

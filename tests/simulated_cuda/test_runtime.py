@@ -591,3 +591,93 @@ def test_a_checkpoint_s_second_forward_pass_draws_the_same_numbers() -> None:
     checkpoint(dropped, x, use_reentrant=False).sum().backward()
     assert len(masks) == 2
     assert torch.equal(masks[0], masks[1])
+
+
+# ---- what PyTorch's own tests have shown -----------------------------------------------------------------------------
+
+
+@needs_numbers
+def test_each_replay_of_a_graph_draws_the_numbers_that_come_next() -> None:
+    inputs = torch.ones(1000, device="cuda")
+    torch.cuda.manual_seed(7)
+    expected = [torch.nn.functional.dropout(inputs) for _ in range(3)]
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.manual_seed(7)
+    with torch.cuda.graph(graph):
+        drawn = torch.nn.functional.dropout(inputs)
+    found = []
+    for _ in range(3):
+        graph.replay()
+        found.append(drawn.clone())
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert not torch.equal(found[0], found[1])
+    torch.cuda.synchronize()
+    assert take_mistakes() == []
+
+
+@pytest.mark.parametrize(("visible", "count"), [("32", 0), ("", 0), ("1", 1), ("1,0", 2), ("0,7,1", 1), ("-1", 0)])
+def test_devices_are_those_that_the_environment_leaves_visible(visible: str, count: int) -> None:
+    code = f"import os, torch; os.environ['CUDA_VISIBLE_DEVICES'] = {visible!r}; print(torch.cuda.device_count())"
+    assert said(run_on_device(code, "--devices", "2"))[-1] == str(count)
+
+
+def test_the_driver_is_not_initialized_by_importing_pytorch() -> None:
+    code = """
+        import ctypes, torch
+        driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+        print(driver.cuDeviceGetCount(ctypes.byref(count)))
+        driver.cuInit(0)
+        print(driver.cuDeviceGetCount(ctypes.byref(count)), count.value)
+    """
+    assert said(run_on_device(code)) == ["3", "0 1"]
+
+
+def test_the_time_between_events_of_two_devices_is_refused() -> None:
+    code = """
+        import torch
+        events = []
+        for device in range(2):
+            with torch.cuda.device(device):
+                events.append(torch.cuda.Event(enable_timing=True))
+                events[-1].record()
+                events[-1].synchronize()
+        try:
+            print(events[0].elapsed_time(events[1]))
+        except (RuntimeError, ValueError) as error:
+            print("refused")
+    """
+    assert said(run_on_device(code, "--devices", "2"))[-1] == "refused"
+
+
+def test_a_device_has_a_context_once_it_is_used() -> None:
+    code = """
+        import torch
+        found = []
+        look = lambda: found.append([int(torch._C._cuda_hasPrimaryContext(device)) for device in range(2)])
+        torch.cuda.init()
+        look()
+        value = torch.ones(3, device="cuda:1")
+        look()
+        torch.ones(3).pin_memory()
+        str(value)
+        look()
+        torch.cuda.Stream(device=0)
+        look()
+        print(found)
+    """
+    assert said(run_on_device(code, "--devices", "2"))[-1] == "[[0, 0], [0, 1], [0, 1], [1, 1]]"
+
+
+@needs_numbers
+def test_an_operator_that_the_host_waits_for_waits_once() -> None:
+    code = """
+        import torch
+        import torch.cuda._gpu_trace as trace
+        torch._C._activate_gpu_trace()
+        waits = []
+        values = torch.ones(5, device="cuda")
+        trace.register_callback_for_stream_synchronization(waits.append)
+        values.nonzero()
+        print(len(waits))
+    """
+    assert said(run_on_device(code, "--numbers"))[-1] == "1"

@@ -130,7 +130,7 @@ class StreamArena:
             if begin < end_bytes and offset_bytes < end:
                 stream.wait_event(event)  # the previous value in this room must be back
         before = self._engine.mark(stream, timed=True)
-        with accelerators.on_stream(stream):
+        with torch._C._DisableTorchDispatch(), accelerators.on_stream(stream):  # no op of the program's
             self._to_room(bytes_of(storage), offset_bytes)
         event = self._out_events[offset_bytes] = self._marked(stream)
         self._under_way[event] = storage
@@ -141,11 +141,12 @@ class StreamArena:
         stream = self._engine.in_stream
         self._wait_for_compute(stream)
         stream.wait_event(self._out_events[offset_bytes])
-        raw = bytes_of(storage)
         before = self._engine.mark(stream, timed=True)
-        with accelerators.on_stream(stream):
-            self._from_room(raw, offset_bytes)
-        self._tell_allocator(raw)
+        with torch._C._DisableTorchDispatch():  # a mode such as PyTorch's stream sanitizer takes `set_` for a write
+            raw = bytes_of(storage)
+            with accelerators.on_stream(stream):
+                self._from_room(raw, offset_bytes)
+            self._tell_allocator(raw)
         event = self._marked(stream)
         self._under_way[event] = storage
         self._read_rooms.append((offset_bytes, offset_bytes + storage.nbytes(), event))

@@ -6,6 +6,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/List.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -36,6 +37,16 @@ using at::Tensor;
 using c10::IValue;
 using c10::OperatorHandle;
 using c10::Stack;
+
+} // namespace
+
+RandomState RandomState::on_device() const {
+  if (seed_of_replay == nullptr) return *this;
+  auto at = [](int64_t *pointer) { return static_cast<uint64_t>(*static_cast<int64_t *>(simulated_cuda_bytes_at(pointer))); };
+  return RandomState{at(seed_of_replay), at(offset_of_replay) + offset};
+}
+
+namespace {
 
 bool setting(const char *name) {
   const char *text = std::getenv(name);
@@ -203,9 +214,10 @@ void run(void *data) {
   try {
     std::vector<IValue> arguments;
     for (const Held &held : job->arguments) arguments.push_back(on_host(held));
+    RandomState random = job->random.on_device();
     auto computed = is_wider_on_device(job->name)
-                        ? compute_wide(job->op, job->name, arguments, job->random)
-                        : compute(job->op, job->name, std::move(arguments), job->random, job->generator_argument);
+                        ? compute_wide(job->op, job->name, arguments, random)
+                        : compute(job->op, job->name, std::move(arguments), random, job->generator_argument);
     for (size_t i = 0; i < job->results.size() && i < computed.size(); ++i) fill(job->results[i], computed[i], job->name);
   } catch (const std::exception &error) {
     simulated_cuda_report((std::string(job->name) + " failed on the device: " + error.what()).c_str());
@@ -367,6 +379,8 @@ private:
       for (const auto &placed : job->arguments[i].placed)
         if (placed) placed->add_access(accesses, written);
     }
+    for (int64_t *read : {job->random.seed_of_replay, job->random.offset_of_replay})
+      if (auto begin = reinterpret_cast<uint64_t>(read)) accesses.insert(accesses.end(), {begin, begin + sizeof *read, false});
     size_t returned = schema.returns().size();
     bool fills_arguments = own_computation(name_) == nullptr;
     for (size_t i = 0; i < returned; ++i) {
@@ -389,11 +403,12 @@ private:
   }
 
   RandomState state_before(const Stack &stack) const {
-    TORCH_CHECK_NOT_IMPLEMENTED(c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None,
-                                "the simulated CUDA device has no numbers for ", name_, " in a graph: each replay would draw others");
     at::Generator generator = generator_of(stack);
     std::lock_guard<std::mutex> lock(generator.mutex());
-    return RandomState{generator.current_seed(), generator.get_offset()};
+    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None)
+      return RandomState{generator.current_seed(), generator.get_offset()};
+    at::PhiloxCudaState state = at::check_generator<at::CUDAGeneratorImpl>(generator)->philox_cuda_state(0);
+    return RandomState{0, state.offset_intragraph_, state.seed_.ptr, state.offset_.ptr};
   }
 
   RandomState draw(const Stack &stack) const {
@@ -415,7 +430,7 @@ private:
     if (given_ranges != nullptr) check_given(ranges_of(held));
     RandomState random = random_ ? draw(*stack) : RandomState{};
     note_reads(held);
-    c10::cuda::getCurrentCUDAStream().synchronize();
+    cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream()); // by itself: PyTorch tells of waits of its own alone
     for (size_t i = 0; i < arguments_; ++i)
       arguments.push_back(writes(schema.arguments()[i]) ? cloned(on_host(held[i])) : on_host(held[i]));
     auto computed = compute(op, name_, arguments, random, random_ ? generator_argument_ : std::nullopt);

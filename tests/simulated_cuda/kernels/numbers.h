@@ -16,6 +16,9 @@ namespace simulated_kernels {
 struct RandomState {
   uint64_t seed = 0;
   uint64_t offset = 0;
+  // In a graph: where each replay puts its seed and offset, to which `offset` is added then.
+  int64_t *seed_of_replay = nullptr, *offset_of_replay = nullptr;
+  RandomState on_device() const; // as the stream gets there
   at::Generator generator() const;
 };
 

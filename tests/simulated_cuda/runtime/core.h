@@ -20,6 +20,7 @@ struct Settings {
   double copy_bytes_per_us;      // host <-> device, each way
   double on_device_bytes_per_us; // copies and fills within a device
   bool poison;                   // fill memory that is given back
+  bool integrated;               // the devices say that their memory is that of the host
 };
 const Settings &settings();
 
@@ -70,7 +71,7 @@ void record(Event *event, Stream *stream);
 bool make_wait(Stream *stream, Event *event);
 void wait_for(Event *event);
 bool is_done(Event *event);
-bool elapsed_ms(Event *start, Event *end, float *milliseconds, bool *ready); // false: no timing
+bool elapsed_ms(Event *start, Event *end, float *milliseconds, bool *ready); // false: no timing, or two devices
 
 // ---- graphs -----------------------------------------------------------------------------------------------------
 bool begin_capture(Stream *stream);
@@ -111,6 +112,10 @@ bool is_pinned(const void *pointer, uint64_t bytes);
 bool copy(void *to, const void *from, uint64_t bytes, Stream *stream, bool host_waits);
 bool fill(void *to, int value, uint64_t bytes, Stream *stream);
 void poison(void *memory, uint64_t bytes, Stream *stream);
+
+// ---- contexts ---------------------------------------------------------------------------------------------------
+void use(int device); // it has a context from now on
+bool is_used(int device);
 
 // ---- mistakes ---------------------------------------------------------------------------------------------------
 void report(const std::string &mistake);

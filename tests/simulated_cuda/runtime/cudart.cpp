@@ -161,6 +161,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
   properties->maxBlocksPerMultiProcessor = 32;
   properties->streamPrioritiesSupported = 1;
   properties->pciBusID = device;
+  properties->integrated = settings().integrated;
   return cudaSuccess;
 }
 

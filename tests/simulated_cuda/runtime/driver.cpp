@@ -2,6 +2,8 @@
 // allocator's expandable segments), and questions about devices.
 #include <cuda.h>
 
+#include <atomic>
+
 #include "core.h"
 
 using namespace simulated;
@@ -10,7 +12,12 @@ extern "C" void simulated_cuda_kernel(void *stream, const char *name);
 
 extern "C" {
 
-CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+static std::atomic<bool> initialized{false}; // the runtime's functions do not ask
+
+CUresult cuInit(unsigned) {
+  initialized = true;
+  return CUDA_SUCCESS;
+}
 CUresult cuDriverGetVersion(int *version) {
   *version = CUDA_VERSION;
   return CUDA_SUCCESS;
@@ -30,6 +37,7 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal) {
   return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetCount(int *count) {
+  if (!initialized) return CUDA_ERROR_NOT_INITIALIZED;
   *count = settings().devices;
   return CUDA_SUCCESS;
 }
@@ -41,9 +49,9 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
   }
   return CUDA_SUCCESS;
 }
-CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned *flags, int *active) {
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
   *flags = 0;
-  *active = 1;
+  *active = is_used(device);
   return CUDA_SUCCESS;
 }
 CUresult cuCtxGetCurrent(CUcontext *context) {

@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -16,6 +17,8 @@ constexpr uint64_t kSpan = uint64_t{1} << 40; // addresses of each device
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kGranularity = uint64_t{2} << 20;
 constexpr int kMaxDevices = 16;
+
+std::atomic<bool> used_devices[kMaxDevices];
 
 uint64_t rounded(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }
 
@@ -116,7 +119,11 @@ uint64_t free_bytes(int device) {
   return settings().memory_bytes - m.used[device];
 }
 
+void use(int device) { used_devices[device] = true; }
+bool is_used(int device) { return device >= 0 && device < kMaxDevices && used_devices[device]; }
+
 uintptr_t reserve(int device, uint64_t bytes, uint64_t alignment) {
+  use(device);
   Memory &m = memory();
   std::lock_guard<std::recursive_mutex> lock(m.mutex);
   uint64_t step = alignment > kGranularity ? alignment : kGranularity;

@@ -22,16 +22,30 @@ double number(const char *name, double otherwise) {
   }
   return value;
 }
+
+// As the driver reads it: numbers of devices, up to the first that is none.
+int visible(int devices) {
+  const char *text = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (text == nullptr) return devices;
+  int found = 0;
+  for (char *end = nullptr; *text != 0; text = *end == ',' ? end + 1 : end) {
+    long device = std::strtol(text, &end, 10);
+    if (end == text || (*end != 0 && *end != ',') || device < 0 || device >= devices) break;
+    ++found;
+  }
+  return found;
+}
 } // namespace
 
 const Settings &settings() {
   static const Settings read{
-      static_cast<int>(number("SIMULATED_CUDA_DEVICES", 1)),
+      visible(static_cast<int>(number("SIMULATED_CUDA_DEVICES", 1))),
       static_cast<uint64_t>(number("SIMULATED_CUDA_MEMORY_MIB", 4096)) << 20,
       number("SIMULATED_CUDA_KERNEL_US", 10),
       number("SIMULATED_CUDA_COPY_GB_PER_S", 8) * 1e3,
       number("SIMULATED_CUDA_ON_DEVICE_GB_PER_S", 400) * 1e3,
       number("SIMULATED_CUDA_POISON", 0) != 0,
+      number("SIMULATED_CUDA_INTEGRATED", 0) != 0,
   };
   return read;
 }

@@ -90,6 +90,7 @@ struct Event {
   std::shared_ptr<Completion> completion;
   Graph *capture = nullptr;
   bool recorded = false;
+  int device = 0; // on which it was recorded
 };
 
 namespace {
@@ -172,6 +173,7 @@ void push(Stream *stream, Item item) {
 }
 
 Stream *new_stream(int device, bool blocking, int priority) {
+  use(device);
   auto *stream = new Stream;
   stream->actor = ++world().last_actor;
   stream->device = device;
@@ -361,6 +363,7 @@ bool destroy_event(void *handle) {
 void record(Event *event, Stream *stream) {
   Lock lock(world().mutex);
   event->recorded = true;
+  event->device = stream->device;
   event->capture = stream->capture;
   if (stream->capture != nullptr) return;
   keep_legacy_order(stream);
@@ -406,7 +409,7 @@ bool elapsed_ms(Event *start, Event *end, float *milliseconds, bool *ready) {
   Lock lock(world().mutex);
   constexpr unsigned kDisableTiming = 2;
   if (!start->recorded || !end->recorded || (start->flags | end->flags) & kDisableTiming) return false;
-  if (start->capture || end->capture) return false;
+  if (start->capture || end->capture || start->device != end->device) return false;
   *ready = start->completion->is_done() && end->completion->is_done();
   if (*ready) *milliseconds = static_cast<float>((end->completion->time_us - start->completion->time_us) / 1e3);
   return true;
