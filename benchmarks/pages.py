@@ -130,6 +130,7 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
     },
     "docs/persistent.md": {
         "planned with everything": table("whole-budget"),
+        "moved bytes": table("moved-bytes-cpu"),
     },
     "docs/peers.md": {
         "peers": table("peers-cpu"),
