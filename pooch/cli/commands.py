@@ -84,4 +84,9 @@ def _print_version(context: click.Context, parameter: click.Parameter, is_asked:
     help="Show the version.",
 )
 def cli() -> None:
-    """Train a PyTorch model under a byte budget: keep, swap or recompute each activation."""
+    r"""Train a PyTorch model under a byte budget: keep, swap or recompute each activation.
+
+    \b
+    To begin, run a training script of yours as it is:
+        pooch exec --budget 60% train.py
+    """
