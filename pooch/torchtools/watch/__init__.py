@@ -102,6 +102,15 @@ def built_library(*, again: bool = False) -> Path:
     )
 
 
+def _knows_fake(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Return what knows fake tensors: those that bear our key are real."""
+    return lambda tensor: original(tensor) and not is_marked(tensor)
+
+
+# PyTorch 2.14 takes all tensors with the key that marks ours for fake ones, of which it prints and saves no values.
+_NOT_FAKE = StandIns(Place(torch._C, "_is_fake_tensor", _knows_fake))
+
+
 def _loaded() -> ModuleType | None:
     if os.environ.get(VARIABLE) == "0":
         return None
@@ -111,6 +120,7 @@ def _loaded() -> ModuleType | None:
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     module.use(_described, settings_now, refuse, changed_in_place)
+    _NOT_FAKE.use(module)
     HANDLES.add(module.Handle)
     return module
 
