@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.wheels import built_wheel, pip
 
@@ -81,6 +84,64 @@ def test_tables_are_in_the_wheel(tmp_path_factory: pytest.TempPathFactory) -> No
     tables = {f"pooch_planner/{path.relative_to(ROOT / 'pooch')}" for path in (ROOT / "pooch").rglob("*.toml")}
     assert "pooch_planner/workloads/models/workloads.toml" in tables
     assert tables <= set(zipfile.ZipFile(built_wheel(tmp_path_factory)).namelist())
+
+
+def test_ready_made_parts_are_in_a_wheel_for_systems_that_can_load_them(tmp_path: Path) -> None:
+    ready_made = tmp_path / "ready_made"
+    ready_made.mkdir()
+    (ready_made / "part-1.so").write_bytes(b"GLIBC_2.2.5 GLIBC_2.14 GLIBCXX_3.4.21 CXXABI_1.3")
+    (ready_made / "part-2.so").write_bytes(b"GLIBC_2.32 GLIBCXX_3.4.30")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POOCH_READY_MADE", str(ready_made))
+        pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), ".")
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith(f"-py3-none-manylinux_2_35_{os.uname().machine}.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"pooch_planner/ready_made/part-1.so", "pooch_planner/ready_made/part-2.so"} <= set(names)
+    assert not any("wheel_hook" in name or name.startswith("ready_made.py") for name in names)
+
+
+def test_a_wheel_without_them_fits_every_platform(tmp_path_factory: pytest.TempPathFactory) -> None:
+    wheel = built_wheel(tmp_path_factory)
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+
+
+def test_one_version_is_told_everywhere() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f'VERSION = "{version}"' in (ROOT / "pooch/ground/version.py").read_text()
+    assert f"\nversion: {version} " in (ROOT / "CITATION.cff").read_text()
+    assert f"version = {{{version}}}" in (ROOT / "docs/index.md").read_text()
+    assert re.findall(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == version
+
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_do_what_there_is(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text())
+    commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    wanted = [
+        target
+        for each in commands
+        for line in re.findall(r"^make (.*)$", each, re.MULTILINE)
+        for target in line.split()
+    ]
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(wanted) <= set(targets)
+    files = [word for each in commands for word in each.split() if word.startswith("packaging/")]
+    assert all((ROOT / file).exists() for file in files)
+
+
+def test_every_version_of_pytorch_that_checks_run_with_gets_ready_made_parts() -> None:
+    checks, wheels = (
+        yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text()) for name in ("checks", "wheels")
+    )
+    made = wheels["jobs"]["parts"]["strategy"]["matrix"]["torch"]
+    assert set(checks["jobs"]["tests"]["strategy"]["matrix"]["torch"]) <= set(made)
+    assert set(wheels["jobs"]["tried"]["strategy"]["matrix"]["torch"]) <= set(made)
+    assert min(made, key=lambda each: [int(part) for part in each.split(".")]).startswith("2.11.")
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ PLANNED_SHARE = 0.995  # of the budget: a step is not repeated to the byte where
 MOST_EVENTS = 1000  # lines on what was planned that the summary can list
 COPIED_STEPS = 50  # after which it is looked again whether replaying is worth its cost
 _NEVER = 2**62
-_STILL_MEASURED = "what hooks cost is not in it yet, as it is still being measured"
+_STILL_MEASURED = "what hooks cost comes on top, and is still being measured"
 COMPILED_REASON = "compiled graphs run in it, so all that leaves is copied"
 NOT_MEASURED = Link("not measured yet", 0.01, 0.01, 1e6, 1e6)
 

@@ -61,7 +61,7 @@ def _text_and_code(error: BaseException) -> tuple[str, int]:
         return str(error), error.exit_code
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx else "pooch"
-        return f"{error.format_message()} See `{where} --help`.", WRONG_USAGE
+        return f"{error.format_message()}{_remedy(error)} See `{where} --help`.", WRONG_USAGE
     if isinstance(error, click.ClickException):
         return error.format_message(), error.exit_code
     if isinstance(error, click.Abort | KeyboardInterrupt):
@@ -71,6 +71,15 @@ def _text_and_code(error: BaseException) -> tuple[str, int]:
         return f"out of memory ({first_line(error)}): {remedy}", FAILED
     kind = type(error).__name__
     return f"unexpected {kind}: {error}; add --debug for the traceback, and please report it", FAILED
+
+
+def _remedy(error: click.UsageError) -> str:
+    """What click does not say of two mistakes of those who begin: no budget, or one before the command."""
+    if isinstance(error, click.MissingParameter) and error.param is not None and error.param.name == "budget":
+        return " Give bytes or a share, such as `--budget 16GiB` or `--budget 60%`."
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None and error.ctx.parent is None:
+        return f" If it is one of a command, write it behind the command, as in `pooch exec {error.option_name} ...`."
+    return ""
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -54,6 +54,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or say which one may be meant."""
         name = args[0]
+        if name.endswith(".py"):
+            ctx.fail(f"{name!r} is no command: to train under a budget, write `pooch exec --budget 60% {name}`.")
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             ctx.fail(f"No such command {name!r}: {did_you_mean(name, self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
@@ -84,4 +86,9 @@ def _print_version(context: click.Context, parameter: click.Parameter, is_asked:
     help="Show the version.",
 )
 def cli() -> None:
-    """Train a PyTorch model under a byte budget: keep, swap or recompute each activation."""
+    r"""Train a PyTorch model under a byte budget: keep, swap or recompute each activation.
+
+    \b
+    To begin, run a training script of yours as it is:
+        pooch exec --budget 60% train.py
+    """

@@ -1,4 +1,4 @@
-"""`pooch export`: a plan for the tools of others."""
+"""`pooch export`: a plan for other tools."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def command(
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Write PLAN.json for the tools of others.
+    """Write PLAN.json for other tools.
 
     Blocks are as the plan predicts them, which needs --profile, or with --measure as they are in a step that is run.
     Each tells what the plan decides about it, and why.

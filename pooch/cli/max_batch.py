@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 @workload_options
 @click.option("--budget", required=True, metavar="BYTES", help="16GiB, 800MB, or a number of bytes.")
 @click.option("--grow", default="batch_size", show_default=True, metavar="SETTING", help="Setting that grows.")
-@count_option("--start", None, "A size to begin with.", metavar="N")
-@count_option("--most", None, "Try no larger size than this.", metavar="N")
-@click.option("--points", type=click.IntRange(min=2), default=5, show_default=True, help="Sizes of the curve.")
+@count_option("--start", None, "A size to begin with.")
+@count_option("--most", None, "Try no larger size than this.")
+@count_option("--points", 5, "Number of sizes on the curve.", type=click.IntRange(min=2))
 @choice_option("--mode", ["fake", "auto", "run", "offload"], "fake", "How to profile each size; fake takes no memory.")
 @device_model_option
 @planning_options(region="step")

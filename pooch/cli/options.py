@@ -42,7 +42,7 @@ def choice_option(name: str, choices: Sequence[str], default: str, help: str) ->
 
 def count_option(name: str, default: int | None, help: str, **attributes: Any) -> Decorator:  # noqa: A002
     """An option that takes a number from 1 on."""
-    how = {"type": click.IntRange(min=1), "default": default, "show_default": True, "help": help}
+    how = {"type": click.IntRange(min=1), "default": default, "show_default": True, "metavar": "N", "help": help}
     return click.option(name, **how | attributes)
 
 
@@ -98,7 +98,7 @@ effort_option = choice_option(
     "--effort",
     ["full", "fast"],
     "full",
-    "How long to search: fast is content with a good plan after few simulations.",
+    "How long to search: fast takes a good plan after a few simulations.",
 )
 bound_option = choice_option(
     "--bound",
@@ -115,8 +115,7 @@ moves_option = choice_option(
 in_flight_option = count_option(
     "--microbatches-in-flight",
     1,
-    "Forward passes at most that precede the backward pass of the first of them, as in a pipeline.",
-    metavar="N",
+    "Most forward passes that run before the first of their backward passes, as in a pipeline.",
 )
 host_budget_option = click.option(
     "--host-budget", metavar="BYTES", help="Limit on the bytes in the swap tier (default: none)."
@@ -135,7 +134,8 @@ def planning_options(region: str) -> Decorator:
             shared = {name: others.pop(name) for name in names}
             return function(options=PlanOptions(policy, options_of_policy(policy_options, policy), **shared), **others)
 
-        policy_option = click.option("--policy", default="ilp", show_default=True, help="Policy that decides.")
+        about = "How decisions are made; `pooch compare` lists all policies."
+        policy_option = click.option("--policy", default="ilp", show_default=True, metavar="POLICY", help=about)
         return _together(policy_option, shared_planning_options(region), effort_option, bound_option)(command)
 
     return decorate
@@ -178,16 +178,17 @@ training_options = _together(
         is_flag=True,
         help="Also train in processes that the operating system or the allocator limits to the budget.",
     ),
-    click.option("--arena", is_flag=True, help="Also train with the memory of the steps from one arena."),
+    click.option("--arena", is_flag=True, help="Also train with all memory of a step taken from one arena."),
     count_option(
         "--repeats",
         None,
         "Timed steps, plain and planned in turns (default: as many as --steps); `optimize` also profiles N.",
-        metavar="N",
     ),
     verify_option,
 )
-verbose_option = click.option("--verbose", is_flag=True, help="Also print what Pooch did and costs inside of the step.")
+verbose_option = click.option(
+    "--verbose", is_flag=True, help="Also print what Pooch did inside the step, and what that cost."
+)
 budget_option = click.option(
     "--budget",
     required=True,

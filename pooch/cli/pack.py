@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="CPU time of the search of `ours`, which ends earlier at the bound.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the search.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of the search.")
 @output_option("-o", "--output", metavar="OFFSETS.csv", help="Write the blocks with their offsets.")
 @plot_option("Draw the arena")
 @results_options

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 @memory_limit_option
 @device_model_option
 @modelled_ranks_options
-@click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Plain steps before.")
+@count_option("--warmup", 1, "Untimed steps that come first.", type=click.IntRange(min=0))
 @count_option("--repeats", 1, "Timed steps.")
-@click.option("--accumulate", is_flag=True, help="Gradients live throughout the step.")
+@click.option("--accumulate", is_flag=True, help="Count gradients as live all the time, as when they accumulate.")
 @verbose_option
 @results_options
 def command(

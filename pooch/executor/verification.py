@@ -23,6 +23,7 @@ import torch
 
 from ..ground.bounded import RecentlyUsed
 from ..ground.errors import ReplayDiffers, UsageError
+from ..ground.units import plural
 from ..ground.visible import one_line
 from ..machine import Level, Witness
 from ..torchtools.checksums import checksum_of
@@ -92,7 +93,7 @@ class Verified:
         if not self.recipes and not self.differences:
             return "no recipe was used"
         proven = "all proven" if self.proven == self.recipes else f"{self.proven} proven so far"
-        text = f"{self.recipes} recipes, {proven}"
+        text = f"{plural(self.recipes, 'recipe')}, {proven}"
         if self.differences:
             places = list(dict.fromkeys(each.place for each in self.differences))
             more = f" and {len(places) - 3} more" if len(places) > 3 else ""

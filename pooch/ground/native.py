@@ -1,8 +1,11 @@
-"""Builds the package's C++ sources as shared libraries at their first use, and keeps them for the next process.
+"""The package's C++ sources as shared libraries: ready-made, or built at their first use and kept for the next process.
+
+A wheel may bring libraries along that were built against released versions of PyTorch. One is taken if it was made of
+these sources for this PyTorch and the system can load it. Otherwise the sources are built here.
 
 What is loaded runs with all rights of the user, so a library is taken from the cache only if nobody else can have
 written it: it and its directory belong to the user or to root, nobody else may write there, and its checksum is the one
-that was noted when it was built. Otherwise it is built again.
+that was noted when it was built. Otherwise it is built again. Ready-made ones lie among the package's own files.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ import atexit
 import ctypes
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,8 @@ from .messages import tell
 from .reading import is_ours
 
 FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
-BUILD_LIMIT_S = 120
+BUILD_LIMIT_S = 600  # half a minute where nothing else runs
+READY_MADE = Path(__file__).parents[1] / "ready_made"  # of wheels alone
 
 Signatures = Mapping[str, tuple[list[Any], Any]]
 
@@ -45,8 +50,9 @@ def built_library(
 ) -> Path:
     """Return the library of a source file, building it if this text of it was never built with these flags.
 
-    It is kept in the directory POOCH_CACHE_DIRECTORY, or in the user's cache directory. Where those cannot be written,
-    each process builds its own. Two processes that build it at the same time do not disturb one another.
+    A ready-made one is taken where there is one. What is built is kept in the directory POOCH_CACHE_DIRECTORY, or in
+    the user's cache directory. Where those cannot be written, each process builds its own. Two processes that build it
+    at the same time do not disturb one another.
 
     Args:
         name: What the library's file name begins with, such as that of what it links against and its version.
@@ -57,13 +63,20 @@ def built_library(
         again: Whether to build it even if it is there.
         telling: What to tell the user before it is built, if that takes long.
 
+    Returns:
+        The file, whose name holds the name, what is built, and where what it is built against lies.
+
     Raises:
         BuildError: If there is no compiler, or it fails.
     """
     flags = [*FLAGS, *compile_flags, *link_flags]
-    texts = [path.read_bytes() for path in (source, *headers)]
-    digest = hashlib.sha256(b"\0".join([*texts, *map(str.encode, flags)]))
-    file_name = f"{name}-{digest.hexdigest()[:16]}.so"
+    places = [flag for flag in flags if flag.startswith(("-I", "-L"))]
+    contents = [path.read_bytes() for path in (source, *headers)]
+    what = _digest([*contents, *(flag.encode() for flag in flags if flag not in places)])
+    file_name = f"{name}-{what[:16]}-{_digest(map(str.encode, places))[:8]}.so"
+    ready = READY_MADE / ready_name(file_name)
+    if not again and ready.exists() and _can_be_loaded(ready):
+        return ready
     library = _cache_directory() / "native" / file_name
     if not again and is_ours(library.parent) and _is_whole(library):
         return library
@@ -79,6 +92,28 @@ def built_library(
         library = _own_directory() / file_name
         _build(library, inputs, link_flags, telling)
     return library
+
+
+def ready_name(file_name: str) -> str:
+    """Return what a library that was built is called in a wheel.
+
+    There it does not matter where PyTorch lies, nor for which device it was built: PyTorch's own builds of one version
+    have the same C++ headers. Those that others have built name no device, or another one, and find nothing here.
+    """
+    return re.sub(r"\+(cpu|cu\d+)(?=-)", "+official", file_name).rpartition("-")[0] + ".so"
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def _can_be_loaded(library: Path) -> bool:
+    """Whether the system has all that a library needs: it may have been built where the C library is newer."""
+    try:
+        ctypes.CDLL(str(library))
+    except OSError:
+        return False
+    return True
 
 
 def _is_whole(library: Path) -> bool:

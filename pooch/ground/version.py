@@ -1,3 +1,3 @@
 """The version of this package; that in `pyproject.toml` is the same."""
 
-VERSION = "0.1.0"
+VERSION = "1.0.0"

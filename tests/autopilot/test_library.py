@@ -530,5 +530,5 @@ def test_a_plan_is_made_again_once_it_is_known_what_hooks_cost(monkeypatch: pyte
     assert known.profile is not None
     assert known.profile.hooks.op_ms == 1.0
     assert [line.split(" for ")[0] for line in told] == ["planned", "planned again"]
-    assert told[0].endswith("; what hooks cost is not in it yet, as it is still being measured")
+    assert told[0].endswith("; what hooks cost comes on top, and is still being measured")
     assert "measured" not in told[1]

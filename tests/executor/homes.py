@@ -311,9 +311,10 @@ RAW_READS: dict[str, Read] = {
     "set from the storage": lambda x: torch.empty(0).set_(x.untyped_storage(), 0, (ROWS, COLUMNS), (COLUMNS, 1)) + 1,
     "rebuilt": lambda x: torch._utils._rebuild_tensor_v2(x.storage(), 0, (ROWS, COLUMNS), (COLUMNS, 1), False, {}) + 1,
     "address": lambda x: bytes_at(x.data_ptr()),
-    "constant address": lambda x: bytes_at(x.const_data_ptr()),
     "address of the storage": lambda x: bytes_at(x.untyped_storage().data_ptr()),
 }
+if hasattr(Tensor, "const_data_ptr"):  # from PyTorch 2.13 on
+    RAW_READS["constant address"] = lambda x: bytes_at(x.const_data_ptr())
 
 
 # Writes by ops --------------------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from pooch.report.page.run import write_live_report, write_run_report
 from pooch.report.page.writing import write_report
 from tests.toys import SLOW_LINK, blocks
 
-pytest.importorskip("plotly", reason="the extra 'report' is not installed")
 webdriver = pytest.importorskip("selenium.webdriver", reason="the extra 'dev' is not installed")
 waiting = pytest.importorskip("selenium.webdriver.support.wait", reason="the extra 'dev' is not installed")
 exceptions = pytest.importorskip("selenium.common.exceptions", reason="the extra 'dev' is not installed")

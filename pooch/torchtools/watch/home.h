@@ -9,6 +9,7 @@
 
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Storage.h>
+#include <torch/headeronly/version.h>
 
 namespace watch {
 
@@ -262,6 +263,25 @@ inline PyObject* home_take(PyObject* self, PyObject* arguments) {
   END_HANDLE_TH_ERRORS
 }
 
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
+// PyTorch 2.11 has nothing that ends its refusal.
+template <auto Member>
+struct RevealRefusal {
+  friend bool c10::StorageImpl::* refusal_of_storages() { return Member; }
+};
+bool c10::StorageImpl::* refusal_of_storages();
+template struct RevealRefusal<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+inline void stop_refusing(c10::StorageImpl& storage) {
+  storage.*refusal_of_storages() = false;  // what PyTorch derives from it follows with the next pointer
+  storage.get_extra_meta().custom_data_ptr_error_msg_.reset();
+}
+#else
+inline void stop_refusing(c10::StorageImpl& storage) {
+  storage.clear_data_ptr_access_error_msg_();
+}
+#endif
+
 // Puts the bytes of another storage, which is empty then, to where they were.
 inline PyObject* home_give(PyObject* self, PyObject* given) {
   HANDLE_TH_ERRORS
@@ -270,7 +290,7 @@ inline PyObject* home_give(PyObject* self, PyObject* given) {
   const auto storage = home.storage.lock();
   if (!storage || home.is_here) Py_RETURN_NONE;
   const c10::Storage& from = THPStorage_Unpack(given);
-  storage->clear_data_ptr_access_error_msg_();
+  stop_refusing(*storage);
   storage->set_data_ptr_noswap(std::move(from.unsafeGetStorageImpl()->mutable_data_ptr()));
   from.unsafeGetStorageImpl()->reset();
   home.is_here = true;

@@ -219,7 +219,7 @@ inline const std::string& shared_name() {
 inline void share_with_workers(PyObject* region) {
   using Shared = at::impl::ThreadLocalPythonObjects;
   if (region == nullptr) {
-    if (Shared::contains(shared_name())) Shared::erase(shared_name());
+    if (Shared::contains(shared_name())) Shared::set(shared_name(), nullptr);  // PyTorch 2.12 cannot erase
     return;
   }
   Py_INCREF(region);

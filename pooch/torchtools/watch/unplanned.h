@@ -3,6 +3,8 @@
 #pragma once
 #include "region.h"
 
+#include <torch/csrc/autograd/function.h>
+
 #include <chrono>
 
 namespace watch {
