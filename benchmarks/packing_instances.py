@@ -52,3 +52,25 @@ def even_blocks(count: int, *, seed: int = 0, times: int = 4000) -> list[Block]:
     draw = random.Random(seed)
     begins = [draw.randrange(times) for _ in range(count)]
     return [Block(lower, lower + draw.randint(1, times // 3), draw.randint(1, 10**6)) for lower in begins]
+
+
+def cut_rectangle(count: int, *, times: int, size_bytes: int, seed: int = 0) -> list[Block]:
+    """A full arena, cut in pieces again and again, so that a layout without any gap exists."""
+    draw = random.Random(seed)
+    pieces = [(0, times, size_bytes)]
+    while len(pieces) < count:
+        lower, upper, size = pieces.pop(max(range(len(pieces)), key=lambda k: _area(pieces[k]) * draw.random()))
+        cuts_time = upper - lower > 1 and (size < 2 or draw.random() < 0.5)
+        if cuts_time:
+            cut = draw.randrange(lower + 1, upper)
+            pieces += [(lower, cut, size), (cut, upper, size)]
+        else:
+            below = draw.randrange(1, size)
+            pieces += [(lower, upper, below), (lower, upper, size - below)]
+    draw.shuffle(pieces)
+    return [Block(*piece) for piece in pieces]
+
+
+def _area(piece: tuple[int, int, int]) -> int:
+    lower, upper, size = piece
+    return (upper - lower) * size

@@ -12,12 +12,14 @@ for NAME in pooch, tflms, unet3d, meng, char-rnn, policies. Rows without an answ
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.tables import markdown_table
 from pooch.ir.files import replace_file
 from pooch.published.experiments import EXPERIMENTS
 from pooch.published.papers import published_figures
@@ -26,6 +28,30 @@ from pooch.published.tables import reproduction_tables
 
 FOLDER = Path("benchmarks/results/reproduce")
 OUTPUT = Path("docs/results.md")
+TRACES = {
+    "traces-minimalloc": """\
+`python -m benchmarks.traces.minimalloc FOLDER` packs `benchmarks/challenging` of
+[MiniMalloc](https://github.com/google/minimalloc), which has a capacity of 1 MiB for each instance. Published
+seconds are those of `img/minimalloc.slides.pdf` there, slide 22, on another machine (ASPLOS 2023; TelaMalloc
+and a mixed integer program took more than an hour for each). "Smallest" is what the search finds without a
+capacity, in 30 CPU seconds or until it is at the bound ([packing.md](packing.md)).""",
+    "traces-dtr": """\
+`python -m benchmarks.traces.dtr LOGS --simulator FOLDER` reads the operator logs of [DTR's
+authors](https://github.com/uwsampl/dtr-prototype) (`simrd/logs.zip`; Kirisame et al. 2021) as profiles. "DTR's
+simulator" is theirs, run as in their experiments: the eager runtime with their heuristics h_DTR and h_DTR-eq,
+time over in-core time. They drop any tensor, gradients too, and several times; our plans and rules let only go
+of what the backward pass reads of the forward pass. "plan" is the integer program without a swap tier, 30
+seconds each; "online" and "h_DTR on our machine" evict while the step runs, without a plan; "plan with swaps"
+has a modelled link of 12 GB/s each way. In-core peaks agree with those of their simulator within 600 bytes.
+Their eighth log, of an unrolled GAN, has several backward passes in a step, which a profile has not.""",
+    "traces-knapsack": """\
+`python -m benchmarks.traces.knapsack` runs the solvers that choose what a compiled graph saves under PyTorch's
+`activation_memory_budget`: `dp` and its successor round memory to 1/10,000, so values that are rounded down
+pass the room; `dp_knapsack_sliding_hirschberg` passes it with whole units too
+([pytorch#197871](https://github.com/pytorch/pytorch/issues/197871)). Plans for steps with the same values hold
+their budget, which is the room and the bytes of the largest value, since one that is just being made lies
+beside those that are saved.""",
+}
 HEAD = """# Published experiments, reproduced
 
 `python -m benchmarks.results` generates this page from the answers that
@@ -63,6 +89,17 @@ def section(reproduced: Reproduced) -> Iterator[str]:
         yield "The paper's figures:\n\n" + "\n".join(dict.fromkeys(sources)) + "\n"
 
 
+def traces(folder: Path) -> Iterator[str]:
+    """Yield the section on what others published as inputs."""
+    known = {name: about for name, about in TRACES.items() if (folder / f"{name}.json").exists()}
+    if known:
+        yield "## Traces of others\n"
+    for name, about in known.items():
+        document = json.loads((folder / f"{name}.json").read_text())
+        yield f"### {document['title']}\n\n{about}\n"
+        yield markdown_table(document["rows"]) + "\n"
+
+
 def answered(reproduced: Reproduced) -> Reproduced:
     """Leave out rows without an answer."""
     known = {answer.row for answer in reproduced.answers}
@@ -80,6 +117,7 @@ def page(folder: Path) -> str:
         found = answered(reproduce(experiment, folder=folder, only_recorded=True))
         if found.answers:
             parts += section(found)
+    parts += traces(folder.parent)
     return "\n".join(parts)
 
 

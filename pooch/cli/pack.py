@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     help="CPU time of the search of `ours`, which ends earlier at the bound.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of the search.")
+@click.option(
+    "--capacity", metavar="BYTES", help="Of a CSV file: end the search of `ours` at an arena that is no larger."
+)
 @output_option("-o", "--output", metavar="OFFSETS.csv", help="Write the blocks with their offsets.")
 @plot_option("Draw the arena")
 @results_options
@@ -52,6 +55,7 @@ def command(
     policy: str,
     time_limit_s: float,
     seed: int,
+    capacity: str | None,
     output: Path | None,
     plot: Path | None,
     as_json: bool,
@@ -73,8 +77,8 @@ def command(
     if not is_model and (training or batch_size is not None or settings):
         raise UsageError(f"{path} is no model: --training, --batch-size and --set go with a file that ends in .onnx")
     if is_model or suffix == ".json":
-        if seed:
-            raise UsageError("--seed is for CSV files: leave it out")
+        if seed or capacity is not None:
+            raise UsageError(f"{'--seed' if seed else '--capacity'} is for CSV files: leave it out")
         plan = None
         if is_model:
             profile = _profile_of_model(path, profile_path, inference, training, batch_size, settings)
@@ -90,7 +94,8 @@ def command(
         raise UsageError(f"{path} is no plan: --profile goes with a plan, a file that ends in .json")
     blocks = load_blocks(path)
     started_s = time.process_time()
-    layout = pack(blocks, policy=policy, time_limit_s=time_limit_s, seed=seed)
+    capacity_bytes = 0 if capacity is None else _capacity_bytes(capacity)
+    layout = pack(blocks, policy=policy, time_limit_s=time_limit_s, seed=seed, capacity_bytes=capacity_bytes)
     seconds = time.process_time() - started_s
     verify(blocks, layout)
     if plot is not None:
@@ -101,10 +106,20 @@ def command(
     _tell_missing_compiler(layout)
     _save_offsets(output, blocks, layout)
     if as_json:
-        print_json(_record(blocks, layout) | {"seconds": seconds, "verified": True})
+        fits = None if capacity is None else layout.arena_bytes <= capacity_bytes
+        print_json(_record(blocks, layout) | {"seconds": seconds, "verified": True, "fits": fits})
         return
     say(f"{_told(blocks, layout)}, {seconds:.2f} CPU s, verified")
+    if capacity is not None:
+        does_it = "fits" if layout.arena_bytes <= capacity_bytes else "does not fit"
+        say(f"  it {does_it} into {format_bytes(capacity_bytes)}")
     print_written(output, plot)
+
+
+def _capacity_bytes(capacity: str) -> int:
+    from ..api.budgets import parse_budget
+
+    return parse_budget(capacity, None, name="capacity", takes_share=False, fewest_bytes=1)
 
 
 def _pack_step(

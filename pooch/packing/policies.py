@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,11 +14,11 @@ from ..ir.layout import Block, Layout, bound_of
 from .fallback import best_of_rules, skyline
 from .first_fit import TooLate, by_size, filled, first_fit
 from .instance import Instance, Integers, Order, arena_of, instance_of, part_of
-from .kernels import Kernels, kernels
+from .kernels import Kernels, Searched, kernels
 
 _NO_ROUND_LIMIT = 2**62
 _SHORTEST_S = 1e-6  # of a search
-Policy = Callable[[Instance, Kernels | None, int, int, float], tuple[Integers, int]]
+Policy = Callable[[Instance, Kernels | None, int, int, float], Searched]
 
 
 def pack(
@@ -27,6 +28,7 @@ def pack(
     time_limit_s: float = 10.0,
     seed: int = 0,
     max_rounds: int = _NO_ROUND_LIMIT,
+    capacity_bytes: int = 0,
 ) -> Layout:
     """Place blocks in one arena such that no two that live at the same time overlap.
 
@@ -39,72 +41,72 @@ def pack(
         seed: of the search.
         max_rounds: of the search. A search that this or the bound ends gives the same layout every time; one that the
             clock ends need not.
+        capacity_bytes: what "ours" is content with: it ends at the first arena that is no larger.
 
     Raises:
         UsageError: no such policy, or a block without a lifetime, with negative bytes or without an alignment.
     """
     if policy not in POLICIES:
         raise UsageError(f"unknown packing policy {policy!r}: choose from {', '.join(POLICIES)}")
-    if not time_limit_s > 0 or max_rounds < 0 or not 0 <= seed < 2**64:
-        raise UsageError("a search needs more than 0 seconds, 0 or more rounds, and a seed of 64 bits")
+    if not time_limit_s > 0 or max_rounds < 0 or not 0 <= seed < 2**64 or capacity_bytes < 0:
+        raise UsageError("a search needs more than 0 seconds, 0 or more rounds and bytes, and a seed of 64 bits")
     begun_s = time.thread_time()
     instance = instance_of(blocks)
     time_limit_s = max(time_limit_s - 2 * (time.thread_time() - begun_s), _SHORTEST_S)  # as much again at the end
     offsets, rounds, is_proven = np.zeros(len(blocks), dtype=np.int64), 0, True
     used = kernels()
     if len(instance.sizes):
-        found, rounds = POLICIES[policy](instance, used, seed, max_rounds, time_limit_s)
-        is_proven = arena_of(instance, found) <= instance.bound_bytes
-        if policy == "ours" and used is not None and not is_proven:
-            found, is_proven = proven(instance, used, found)
-        offsets[instance.places] = found
+        aim = replace(instance, bound_bytes=max(instance.bound_bytes, capacity_bytes))
+        found = POLICIES[policy](aim, used, seed, max_rounds, time_limit_s)
+        arena_bytes, rounds = arena_of(instance, found.offsets), found.rounds
+        is_proven = arena_bytes <= max(instance.bound_bytes, found.refuted_bytes + instance.granule_bytes)
+        offsets[instance.places] = found.offsets
+        if policy == "ours" and used is not None and not is_proven and arena_bytes > capacity_bytes:
+            offsets[instance.places], is_proven = proven(instance, used, found.offsets)
     ends = [offset + block.size_bytes for offset, block in zip(offsets.tolist(), blocks, strict=True)]
     return Layout(
         tuple(offsets.tolist()), max(ends, default=0), bound_of(blocks), policy, rounds, used is not None, is_proven
     )
 
 
-def sekiyama(
-    instance: Instance, used: Kernels | None, seed: int, max_rounds: int, time_limit_s: float
-) -> tuple[Integers, int]:
+def sekiyama(instance: Instance, used: Kernels | None, seed: int, max_rounds: int, time_limit_s: float) -> Searched:
     """Best fit on a skyline, the longest lifetime first (Sekiyama et al. 2018); the first given on ties."""
     order = _descending(instance.lifetimes)
-    return (skyline(instance, order) if used is None else used.decode(instance, order)), 0
+    return Searched(skyline(instance, order) if used is None else used.decode(instance, order))
 
 
 def greedy_by_size(
     instance: Instance, used: Kernels | None, seed: int, max_rounds: int, time_limit_s: float
-) -> tuple[Integers, int]:
+) -> Searched:
     """First fit, the largest block first; the longest lifetime, then the first given, on ties."""
-    return first_fit(instance, by_size(instance)), 0
+    return Searched(first_fit(instance, by_size(instance)))
 
 
 _MOST_PROVEN = 60  # blocks of an instance that is small enough to try all layouts
-_NODES = 20_000  # of the tree of layouts, after which the proof is given up
+_LOOKS = 1_200_000  # at blocks, after which the proof is given up
 # Of the bound: a level of the search packs the blocks of at least this size; the last one packs all.
 _LEVELS = (0.003, 0.001, 0.0)
 
 
-def ours(
-    instance: Instance, used: Kernels | None, seed: int, max_rounds: int, time_limit_s: float
-) -> tuple[Integers, int]:
-    """Skylines of eight orders, then a search over orders and ejections in turns, the large blocks first.
+def ours(instance: Instance, used: Kernels | None, seed: int, max_rounds: int, time_limit_s: float) -> Searched:
+    """Skylines of eight orders, then searches in turns: orders, ejections, the tree of layouts. Large blocks are first.
 
     Many small blocks make every step of a search slow and decide little. So it begins with the largest blocks alone,
     until they fit below the bound of all; then smaller ones come where first fit has room for them, and so on.
     Without kernels, the skylines and first fit are all.
     """
     if used is None:
-        return best_of_rules(instance, starting_orders(instance), time_limit_s), 0
+        return Searched(best_of_rules(instance, starting_orders(instance), time_limit_s))
     started_s = time.thread_time()
 
     def left_s() -> float:
         return time_limit_s - (time.thread_time() - started_s)
 
-    offsets, rounds = used.search(instance, starting_orders(instance), seed, 0, time_limit_s)
+    offsets, rounds = used.search(instance, starting_orders(instance), seed, 0, time_limit_s).offsets, 0
     chosen = np.zeros(0, dtype=np.int64)
     placed = offsets[chosen]
     filling_s = 0.0  # what it takes to place the other blocks, once it is known
+    refuted_bytes = 0
     levels = _levels(instance)
     for number, level in enumerate(levels):
         if arena_of(instance, offsets) <= instance.bound_bytes or left_s() <= 0 or rounds >= max_rounds:
@@ -113,23 +115,29 @@ def ours(
         share = 1 / (len(levels) - number)
         most = math.ceil((max_rounds - rounds) * share)
         if is_last:
-            found, more = used.search(instance, starting_orders(instance), seed, most, left_s(), offsets)
-            return (found if arena_of(instance, found) < arena_of(instance, offsets) else offsets), rounds + more
+            searched = used.search(instance, starting_orders(instance), seed, most, left_s(), offsets)
+            refuted_bytes = max(refuted_bytes, searched.refuted_bytes)
+            offsets = min(searched.offsets, offsets, key=lambda each: arena_of(instance, each))
+            return Searched(offsets, rounds + searched.rounds, refuted_bytes)
         if left_s() <= 2 * filling_s:
             continue
         part = part_of(instance, level)
         try:
             start = filled(part, level, chosen, placed, left_s()) if len(chosen) else None
             for_search_s = max(left_s() - filling_s, _SHORTEST_S) * share
-            placed, more = used.search(part, starting_orders(part), seed, most, for_search_s, start)
-            chosen, rounds, before_s = level, rounds + more, left_s()
+            searched = used.search(part, starting_orders(part), seed, most, for_search_s, start)
+            chosen, placed, rounds, before_s = level, searched.offsets, rounds + searched.rounds, left_s()
+            if searched.refuted_bytes > refuted_bytes:  # a part has no smaller arena than the whole
+                refuted_bytes = searched.refuted_bytes
+                aim_bytes = max(instance.bound_bytes, refuted_bytes + instance.granule_bytes)
+                instance = replace(instance, bound_bytes=aim_bytes)
             whole = filled(instance, np.arange(len(instance.sizes)), chosen, placed, before_s)
         except TooLate:  # the levels of fewer blocks come to nothing then
             filling_s = math.inf
             continue
         filling_s = before_s - left_s()
         offsets = whole if arena_of(instance, whole) < arena_of(instance, offsets) else offsets
-    return offsets, rounds
+    return Searched(offsets, rounds, refuted_bytes)
 
 
 def proven(instance: Instance, used: Kernels, offsets: Integers) -> tuple[Integers, bool]:
@@ -137,7 +145,7 @@ def proven(instance: Instance, used: Kernels, offsets: Integers) -> tuple[Intege
     if len(instance.sizes) > _MOST_PROVEN:
         return offsets, False
     while True:
-        found = used.exhaust(instance, arena_of(instance, offsets) - instance.granule_bytes, _NODES)
+        found = used.exhaust(instance, arena_of(instance, offsets) - instance.granule_bytes, _LOOKS)
         if found is None or found is False:
             return offsets, found is False
         offsets = found

@@ -1,10 +1,8 @@
-// Packs blocks into one arena: a skyline decoder, a search over its orders, and ejections under a falling ceiling.
-//
-// Times are ranks 0 .. n_times - 1 of the distinct times; bytes are 64-bit integers.
+// Packs blocks into one arena: a skyline decoder, a search over its orders, ejections under a falling ceiling, and a
+// tree of layouts.
 
 #include <algorithm>
 #include <cstdint>
-#include <ctime>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -12,67 +10,20 @@
 #include <utility>
 #include <vector>
 
+#include "instance.h"
+#include "tree.h"
+
 namespace {
 
-using Bytes = std::int64_t;
-using Order = std::vector<int>;
-
-constexpr Bytes kNoStop = std::numeric_limits<Bytes>::max();
 constexpr Bytes kWhenLate = kNoStop - 1;  // a stop that only the clock meets
 constexpr int kPlacedBetweenLooks = 256;  // at the clock, while a skyline is decoded
 constexpr int kDecodes = 30;                // of one round of the search over orders, fewer if blocks are many
 constexpr int kPlacements = 15000;          // in one round of the search over orders, about
 constexpr int kManyBlocks = 3000;           // of so many, each round draws one more weighing: moves gain little then
-constexpr std::int64_t kLooks = 1000;       // at neighbours, per block, of one round of ejections
-constexpr std::int64_t kMostLooks = 2000000;
 constexpr int kStaleRounds = 60;            // without a better order, after which the search starts again
 constexpr int kShifts = 2;                  // of neighbours, after a block took its place
 constexpr int kSteps = 20;                  // the ceiling falls by this part of the way to the bound
 constexpr std::int64_t kMaxKept = 40000000;  // pairs of blocks that live together, of which lists are kept
-
-double cpu_seconds() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-class Random {  // SplitMix64
- public:
-  explicit Random(std::uint64_t seed) : state_(seed) {}
-
-  std::int64_t below(std::int64_t limit) {
-    state_ += 0x9E3779B97F4A7C15ull;
-    std::uint64_t mixed = state_;
-    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9ull;
-    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBull;
-    mixed ^= mixed >> 31;
-    return static_cast<std::int64_t>(mixed >> 33) % limit;
-  }
-
- private:
-  std::uint64_t state_;
-};
-
-struct Instance {
-  int n;
-  int n_times;
-  const std::int32_t* lower;
-  const std::int32_t* upper;
-  const Bytes* size;
-  const Bytes* alignment;
-  Bytes bound;
-  double deadline_s;
-
-  bool is_late() const { return cpu_seconds() >= deadline_s; }
-  Bytes aligned(Bytes offset, int block) const {
-    return (offset + alignment[block] - 1) / alignment[block] * alignment[block];
-  }
-};
-
-struct Best {
-  Bytes arena = kNoStop;
-  std::vector<Bytes> offsets;
-};
 
 // How a skyline weighs times: those at which the least room is left count most.
 struct Weighing {
@@ -324,7 +275,7 @@ class OrderSearch {
       : in_(instance), skyline_(instance), orders_(std::move(orders)), best_(best), offsets_(instance.n) {
     int best_start = 0;
     for (int k = 0; k < static_cast<int>(orders_.size()); ++k) {
-      if (k > 0 && (best_.arena <= in_.bound || in_.is_late())) break;
+      if (k > 0 && (best_.is_enough() || in_.is_late())) break;
       const Bytes height = skyline_.decode(orders_[k], best_.arena, offsets_);
       if (height < best_.arena) {
         best_.arena = height;
@@ -339,14 +290,14 @@ class OrderSearch {
 
   void round(Random& random) {
     const Bytes before = height_;
-    for (int k = in_.n / kManyBlocks; k >= 0 && best_.arena > in_.bound && !in_.is_late(); --k) {
+    for (int k = in_.n / kManyBlocks; k >= 0 && !best_.is_enough() && !in_.is_late(); --k) {
       const Bytes height = skyline_.decode(Weighing::drawn(random), height_, offsets_, tried_);
       if (height >= height_) continue;
       take(height);
       order_.swap(tried_);
     }
     const int decodes = std::min(kPlacements / in_.n, kDecodes);
-    for (int k = 0; k < decodes && best_.arena > in_.bound && !in_.is_late(); ++k) {
+    for (int k = 0; k < decodes && !best_.is_enough() && !in_.is_late(); ++k) {
       tried_ = order_;
       for (std::int64_t moves = 1 + random.below(3); moves > 0; --moves) move_one(random);
       const Bytes height = skyline_.decode(tried_, height_ + 1, offsets_);
@@ -412,7 +363,7 @@ class Ejections {
   void round(Random& random) {
     const std::int64_t most = std::min(kLooks * in_.n, kMostLooks);
     std::int64_t looks = 0;
-    for (int k = 0; looks < most && best_.arena > in_.bound; ++k) {
+    for (int k = 0; looks < most && !best_.is_enough(); ++k) {
       if (k % 16 == 0 && in_.is_late()) return;
       if (known_arena_ != best_.arena) lower_ceiling();
       looks += 1 + place_one(random);
@@ -561,73 +512,6 @@ class Ejections {
   Bytes ceiling_ = 0;
 };
 
-// Looks for a layout under a ceiling among all that have every block lie on another one or on the bottom, each made once:
-// blocks are placed by ascending offset, on the skyline. A block is passed over only for one that begins below its top,
-// since otherwise it could fall into the gap that is left.
-class Exhaustive {
- public:
-  Exhaustive(const Instance& instance, Bytes ceiling, std::int64_t max_nodes)
-      : in_(instance),
-        ceiling_(ceiling),
-        left_(max_nodes),
-        heights_(instance.n_times),
-        waiting_bytes_(instance.n_times),
-        is_placed_(instance.n),
-        offsets_(instance.n) {
-    for (int block = 0; block < in_.n; ++block) {
-      for (int t = in_.lower[block]; t < in_.upper[block]; ++t) waiting_bytes_[t] += in_.size[block];
-    }
-  }
-
-  // 1: found, see offsets; 0: there is none; -1: too many nodes.
-  int run() { return visit(in_.n, 0, -1); }
-  const std::vector<Bytes>& offsets() const { return offsets_; }
-
- private:
-  int visit(int waiting, Bytes floor, int last) {
-    if (waiting == 0) return 1;
-    if (left_-- <= 0) return -1;
-    for (int t = 0; t < in_.n_times; ++t) {
-      if (waiting_bytes_[t] > 0 && std::max(heights_[t], floor) + waiting_bytes_[t] > ceiling_) return 0;
-    }
-    std::vector<std::pair<Bytes, int>> able;
-    Bytes lowest_top = kNoStop;
-    for (int block = 0; block < in_.n; ++block) {
-      if (is_placed_[block]) continue;
-      const auto from = heights_.begin() + in_.lower[block], to = heights_.begin() + in_.upper[block];
-      const Bytes offset = in_.aligned(*std::max_element(from, to), block);
-      if (offset + in_.size[block] > ceiling_) return 0;
-      lowest_top = std::min(lowest_top, offset + in_.size[block]);
-      if (offset > floor || (offset == floor && block > last)) able.push_back({offset, block});
-    }
-    std::sort(able.begin(), able.end());
-    for (const auto& [offset, block] : able) {
-      if (offset >= lowest_top) break;
-      const std::vector<Bytes> before(heights_.begin() + in_.lower[block], heights_.begin() + in_.upper[block]);
-      for (int t = in_.lower[block]; t < in_.upper[block]; ++t) {
-        heights_[t] = offset + in_.size[block];
-        waiting_bytes_[t] -= in_.size[block];
-      }
-      is_placed_[block] = true;
-      offsets_[block] = offset;
-      const int found = visit(waiting - 1, offset, block);
-      if (found != 0) return found;
-      is_placed_[block] = false;
-      for (int t = in_.lower[block]; t < in_.upper[block]; ++t) waiting_bytes_[t] += in_.size[block];
-      std::copy(before.begin(), before.end(), heights_.begin() + in_.lower[block]);
-    }
-    return 0;
-  }
-
-  const Instance& in_;
-  Bytes ceiling_;
-  std::int64_t left_;
-  std::vector<Bytes> heights_;
-  std::vector<Bytes> waiting_bytes_;  // by time: of blocks without a place
-  std::vector<char> is_placed_;
-  std::vector<Bytes> offsets_;
-};
-
 Order order_at(const std::int32_t* orders, int index, int n) {
   return Order(orders + static_cast<std::ptrdiff_t>(index) * n, orders + static_cast<std::ptrdiff_t>(index + 1) * n);
 }
@@ -639,26 +523,28 @@ extern "C" {
 // Writes the offsets of one order, and returns the arena's bytes.
 std::int64_t pooch_packing_decode(
     std::int32_t n, std::int32_t n_times, const std::int32_t* lower, const std::int32_t* upper,
-    const std::int64_t* size, const std::int64_t* alignment, const std::int32_t* order, std::int64_t* offsets) {
-  const Instance instance{n, n_times, lower, upper, size, alignment, 0, 0.0};
+    const std::int64_t* lifetime, const std::int64_t* size, const std::int64_t* alignment, const std::int32_t* order,
+    std::int64_t* offsets) {
+  const Instance instance{n, n_times, lower, upper, lifetime, size, alignment, 0, 0.0};
   std::vector<Bytes> found(n);
   const Bytes arena = Skyline(instance).decode(order_at(order, 0, n), kNoStop, found);
   std::copy(found.begin(), found.end(), offsets);
   return arena;
 }
 
-// Writes the offsets of the best layout that is found until the bound, the rounds or the CPU seconds are used up.
-// Where `has_start` is not 0, `offsets` holds a layout to begin with, if no order gives a better one.
-// Returns the rounds that were begun.
+// Writes the offsets of the best layout that is found until the bound, the rounds or the CPU seconds are used up, and
+// of how many bytes it was proven that no arena is as small. Where `has_start` is not 0, `offsets` holds a layout to
+// begin with, if no order gives a better one. Returns the rounds that were begun.
 std::int64_t pooch_packing_search(
     std::int32_t n, std::int32_t n_times, const std::int32_t* lower, const std::int32_t* upper,
-    const std::int64_t* size, const std::int64_t* alignment, std::int32_t n_orders, const std::int32_t* orders,
-    std::int64_t bound, std::int64_t granule, std::uint64_t seed, std::int64_t max_rounds, double limit_s,
-    std::int32_t has_start, std::int64_t* offsets) {
-  const Instance instance{n, n_times, lower, upper, size, alignment, bound, cpu_seconds() + limit_s};
+    const std::int64_t* lifetime, const std::int64_t* size, const std::int64_t* alignment, std::int32_t n_orders,
+    const std::int32_t* orders, std::int64_t bound, std::int64_t granule, std::uint64_t seed, std::int64_t max_rounds,
+    double limit_s, std::int32_t has_start, std::int64_t* offsets, std::int64_t* refuted) {
+  const Instance instance{n, n_times, lower, upper, lifetime, size, alignment, bound, cpu_seconds() + limit_s};
   std::vector<Order> starts;
   for (int k = 0; k < n_orders; ++k) starts.push_back(order_at(orders, k, n));
   Best best;
+  best.enough = bound;
   Random random(seed);
   OrderSearch order_search(instance, std::move(starts), best);
   if (has_start != 0) {
@@ -670,28 +556,33 @@ std::int64_t pooch_packing_search(
     }
   }
   std::int64_t rounds = 0;
-  if (best.arena > bound && max_rounds > 0 && !instance.is_late()) {
+  const auto is_over = [&] { return rounds >= max_rounds || best.is_enough() || instance.is_late(); };
+  if (!is_over()) {
     Ejections ejections(instance, granule, best);
-    for (; rounds < max_rounds && best.arena > bound && !instance.is_late(); ++rounds) {
+    TreeSearch tree_search(instance, granule, best);
+    for (; !is_over(); ++rounds) {
+      tree_search.round();
       order_search.round(random);
       ejections.round(random);
     }
   }
   std::copy(best.offsets.begin(), best.offsets.end(), offsets);
+  *refuted = best.refuted;
   return rounds;
 }
 
 // Looks for a layout whose arena is at most `ceiling`, and writes its offsets. Returns 1 if it found one, 0 if there is
-// none, and -1 if it gave up after `max_nodes`.
+// none, and -1 if it gave up after `max_looks` at blocks. `ranking` decides what is tried first.
 std::int32_t pooch_packing_exhaust(
     std::int32_t n, std::int32_t n_times, const std::int32_t* lower, const std::int32_t* upper,
-    const std::int64_t* size, const std::int64_t* alignment, std::int64_t ceiling, std::int64_t max_nodes,
-    std::int64_t* offsets) {
-  const Instance instance{n, n_times, lower, upper, size, alignment, 0, 0.0};
-  Exhaustive exhaustive(instance, ceiling, max_nodes);
-  const int found = exhaustive.run();
-  if (found == 1) std::copy(exhaustive.offsets().begin(), exhaustive.offsets().end(), offsets);
-  return found;
+    const std::int64_t* lifetime, const std::int64_t* size, const std::int64_t* alignment, std::int64_t ceiling,
+    std::int64_t max_looks, std::int32_t ranking, std::int64_t* offsets) {
+  const Instance instance{n, n_times, lower, upper, lifetime, size, alignment, 0, kNoDeadline};
+  Tree tree(instance);
+  const Tree::Answer answer = tree.run(rankings()[ranking], ceiling, max_looks);
+  if (answer != Tree::Answer::kFound) return answer == Tree::Answer::kNone ? 0 : -1;
+  std::copy(tree.offsets().begin(), tree.offsets().end(), offsets);
+  return 1;
 }
 
 }  // extern "C"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -102,26 +103,32 @@ class Candidate:
 class Candidates:
     """All activations of a dataflow, and the memory and work that decisions cost at the very least.
 
-    With `only`, that is the one choice that is allowed besides keep. Where the device shares the host's memory, nothing
-    is swapped: that would free nothing.
+    With `only`, that is the one choice that is allowed besides keep. What is larger than the tier cannot be swapped, nor
+    can anything where the device shares the host's memory: that would free nothing.
     """
 
-    def __init__(self, dataflow: Dataflow, only: Leaving | None = None) -> None:
+    def __init__(self, dataflow: Dataflow, only: Leaving | None = None, host_budget_bytes: int | None = None) -> None:
         self.dataflow = dataflow
         self.only = only
+        self._tier_bytes = math.inf if host_budget_bytes is None else host_budget_bytes
+        if dataflow.profile.device.shares_memory:
+            self._tier_bytes = 0
         self.others = dataflow.profile.in_flight.microbatches - 1  # microbatches in flight besides the one planned
         self.items: tuple[Candidate, ...] = tuple(self._make(value) for value in dataflow.activations)
         # In-core compute time of the step: no plan is faster.
         self.compute_ms: float = sum(op.time_ms for op in dataflow.profile.ops)
         self._own_ready = {item.value: item.need if item.need != NEVER else dataflow.end for item in self.items}
 
+    @property
+    def mostly_swappable(self) -> bool:
+        """Whether swaps can free at least as many bytes as are left to replays alone."""
+        leaving = [item for item in self.items if item.can_leave]
+        return 2 * sum(item.memory_bytes for item in leaving if item.can_swap) >= sum(i.memory_bytes for i in leaving)
+
     def _make(self, value: Value) -> Candidate:
         dataflow, link = self.dataflow, self.dataflow.profile.link
-        frees = not dataflow.profile.device.shares_memory
-        swappable, replayable = (
-            frees and self.only != "recompute",
-            self.only != "swap" and dataflow.refusal(value.id) is None,
-        )
+        swappable = self.only != "recompute" and value.size_bytes <= self._tier_bytes
+        replayable = self.only != "swap" and dataflow.refusal(value.id) is None
         recipe = dataflow.recipe(value.id) if replayable else None
         has_room, gaps = self._has_room(value, slots=1), dataflow.gaps(value)
         return Candidate(

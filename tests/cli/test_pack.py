@@ -50,6 +50,19 @@ def test_the_answer_and_the_offsets_agree(
     verify(blocks, Layout(offsets, answer["arena_bytes"], answer["bound_bytes"], policy))
 
 
+def test_a_capacity_is_answered(pooch_command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "blocks.csv"
+    path.write_text(f"{HEADER}\n1,0,2,1024\n2,1,3,1024\n")
+    roomy, tight = (pooch_command("pack", path, "--capacity", capacity) for capacity in ("3KiB", "1KiB"))
+    assert (roomy.code, tight.code) == (0, 0)
+    assert "it fits into 3.00 KiB" in roomy.out
+    assert "it does not fit into 1.00 KiB" in tight.out
+    assert json.loads(pooch_command("pack", path, "--capacity", "2KiB", "--json").out)["fits"] is True
+    wrong = pooch_command("pack", path, "--capacity", "60%")
+    assert wrong.code == 2
+    assert "capacity" in wrong.error
+
+
 def test_the_picture_shows_blocks(pooch_command: Command, blocks_path: Path, tmp_path: Path) -> None:
     picture = tmp_path / "arena.png"
     outcome = pooch_command("pack", blocks_path, "--policy", "sekiyama", "--plot", picture)

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.packing_instances import random_blocks, training_step
+from benchmarks.packing_instances import cut_rectangle, even_blocks, random_blocks, training_step
 from pooch.errors import InvalidLayout, UsageError
 from pooch.ground.native import BuildError, built_library
 from pooch.packing import POLICIES, Block, Layout, bound_of, pack, policies, verify
 from pooch.packing.fallback import best_of_rules, skyline
 from pooch.packing.first_fit import TooLate, first_fit
 from pooch.packing.instance import arena_of, instance_of
-from pooch.packing.kernels import SOURCE, Kernels, kernels
+from pooch.packing.kernels import RANKINGS, SOURCE, Kernels, kernels
 from tests.packing.strategies import any_blocks
 
 SHORT_S = 1e-4  # of CPU: the eight orders end first, or nearly
@@ -347,10 +347,11 @@ def test_trying_all_layouts_finds_the_smallest_arena_and_proves_it(compiled: Ker
     instance = instance_of(blocks)
     padded = [replace(b, size_bytes=size) for b, size in zip(blocks, instance.sizes.tolist(), strict=True)]
     smallest = smallest_arena(padded)
-    found = compiled.exhaust(instance, smallest, 10**6)
-    assert isinstance(found, np.ndarray)
-    assert arena_of(instance, found) == smallest
-    assert compiled.exhaust(instance, smallest - 1, 10**6) is False
+    for ranking in range(RANKINGS):
+        found = compiled.exhaust(instance, smallest, 10**6, ranking)
+        assert isinstance(found, np.ndarray)
+        assert arena_of(instance, found) == smallest
+        assert compiled.exhaust(instance, smallest - 1, 10**6, ranking) is False
     assert compiled.exhaust(instance, smallest, 0) is None
     layout = pack(blocks, max_rounds=0, time_limit_s=ROOMY_S)
     assert layout.is_proven
@@ -369,8 +370,52 @@ def test_an_arena_above_the_bound_can_be_proven_to_be_the_smallest() -> None:
     assert layout.arena_bytes == smallest_arena(ABOVE_ITS_BOUND) > layout.bound_bytes
 
 
+def repeated(blocks: list[Block], times: int, period: int) -> list[Block]:
+    """The blocks again and again, each time once those before have died."""
+    shifts = [k * period for k in range(times)]
+    return [replace(each, lower=each.lower + shift, upper=each.upper + shift) for shift in shifts for each in blocks]
+
+
+@pytest.mark.usefixtures("compiled")
+def test_the_search_proves_what_too_many_blocks_keep_the_proof_from() -> None:
+    blocks = repeated(ABOVE_ITS_BOUND, 10, period=7)
+    assert len(blocks) > policies._MOST_PROVEN
+    layout = pack(blocks, max_rounds=3, time_limit_s=ROOMY_S)
+    assert (layout.arena_bytes, layout.bound_bytes) == (6, 5)
+    assert layout.is_proven
+    assert not pack(blocks, max_rounds=0, time_limit_s=ROOMY_S).is_proven
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_rectangle_that_was_cut_in_pieces_is_put_together_again(seed: int) -> None:
+    blocks = cut_rectangle(80, times=80, size_bytes=64, seed=seed)
+    layout = pack(blocks, max_rounds=40, time_limit_s=ROOMY_S)
+    verify(blocks, layout)
+    assert layout.arena_bytes == layout.bound_bytes == 64
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_search_ends_at_a_capacity() -> None:
+    blocks = even_blocks(200, times=100)
+    first = pack(blocks, max_rounds=0, time_limit_s=ROOMY_S)
+    assert not first.is_proven
+    same = pack(blocks, max_rounds=8, time_limit_s=ROOMY_S, capacity_bytes=first.arena_bytes)
+    assert (same.offsets, same.rounds, same.is_proven) == (first.offsets, 0, False)
+    smaller = pack(blocks, max_rounds=8, time_limit_s=ROOMY_S, capacity_bytes=first.arena_bytes - 1)
+    assert smaller.bound_bytes < smaller.arena_bytes < first.arena_bytes
+    verify(blocks, smaller)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_capacity_below_the_bound_changes_nothing() -> None:
+    blocks = random_blocks(40, seed=3)
+    free = pack(blocks, max_rounds=3, time_limit_s=ROOMY_S)
+    assert pack(blocks, max_rounds=3, time_limit_s=ROOMY_S, capacity_bytes=1) == free
+
+
 def test_a_proof_that_was_given_up_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policies, "_NODES", 3)
+    monkeypatch.setattr(policies, "_LOOKS", 10)
     assert not pack(ABOVE_ITS_BOUND, max_rounds=0, time_limit_s=ROOMY_S).is_proven
 
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from pooch.errors import InfeasibleBudget
 from pooch.ir import Link, Profile
 from pooch.ir.consistency import check_profile
+from pooch.planner.candidates import Candidates
 from tests.planner.support import Case, case, make_plan, oracle_ms, oracle_peak
 from tests.toys import chain
 
@@ -61,3 +63,21 @@ def test_every_kind_of_link_and_tier_is_planned_as_well_as_the_oracle_does(name:
     assert host_bytes is None or planned.schedule.host_bytes <= host_bytes
     assert planned.timeline.step_ms <= best_ms * 1.01
     assert planned.lower_bound_ms <= best_ms + 1e-6
+
+
+def test_what_is_larger_than_the_tier_cannot_be_swapped() -> None:
+    of = case(profile_with(LINK))
+    assert any(item.can_swap for item in Candidates(of.dataflow, None, 16).items)
+    assert not any(item.can_swap or item.can_wait for item in Candidates(of.dataflow, None, 15).items)
+
+
+@pytest.mark.parametrize("layers", [24, 40])
+def test_without_a_tier_replays_between_checkpoints_need_little(layers: int) -> None:
+    of = case(chain(layers, link=LINK, size_bytes=16))
+    with pytest.raises(InfeasibleBudget) as told:
+        make_plan(of.dataflow, 1, of.evaluator, host_budget_bytes=1)
+    smallest = told.value.minimum_bytes
+    assert smallest <= 16 * (2.2 * layers**0.5 + 1)  # Chen et al. (2016): about twice the square root
+    plan = make_plan(of.dataflow, smallest, of.evaluator, host_budget_bytes=1)
+    assert plan.timeline.peak_bytes <= smallest
+    assert not plan.schedule.swapped

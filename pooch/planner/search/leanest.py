@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ...ground.errors import InfeasibleBudget
 from ...ir.plan import Choice, Decisions
 from ..candidates import Candidates
+from .rules import between_checkpoints
 from .trials import Trial, Trials
 
 TOGGLES = 40  # single changes tried at the fullest point
@@ -33,6 +34,8 @@ def leanest_plan(trials: Trials) -> Leanest:
     finds depends on the profile and the host budget only, so asking again for that many bytes always gives a plan.
     """
     starts = [_swap_within_host(trials, "keep"), _swap_within_host(trials, "recompute")]
+    if not trials.candidates.mostly_swappable:
+        starts += [trials.complete(decisions) for decisions in between_checkpoints(trials.candidates)]
     found = [Leanest(decisions, trials.least_budget(decisions)) for decisions in starts]
     return _improve(trials, min(found, key=lambda leanest: leanest.budget_bytes))
 

@@ -8,6 +8,7 @@ SuperNeurons (2018) do; "the cheapest replay per byte first" is the rule of Capu
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -29,6 +30,7 @@ class Rule:
         return dict(self.leaving[:count])
 
 
+WINDOWS = (4, 8, 12, 16, 32)  # in how many stretches checkpoints part all bytes
 FEW_RULES = 3
 HALVINGS = 6  # of the number of activations that leave in addition to decisions that nearly fit
 STEPS = 64  # a rule for many activations, or one that begins with given choices, is fitted to this fraction of them
@@ -89,6 +91,41 @@ def rules(candidates: Candidates) -> Iterator[Rule]:
     cheap_first = [item for item in by_cost if item.leaving(0.5) == "recompute"]
     yield _rule([*cheap_first, *(item for item in by_birth if item not in cheap_first)], 0.5)
     yield _rule(by_cost, math.inf)
+    if not candidates.mostly_swappable:
+        yield from checkpoint_rules(candidates)
+
+
+def checkpoint_rules(candidates: Candidates) -> Iterator[Rule]:
+    """Replays between checkpoints, by how far these lie apart: what is between them leaves first, in forward order.
+
+    Where nearly all is recomputed, replays that begin far before bring back much at once. This is the rule of Chen et
+    al. (2016), with the values as checkpoints that most ops read.
+    """
+    for decisions in between_checkpoints(candidates):
+        kept = [item for item in candidates.items if item.can_recompute and item.value not in decisions]
+        yield Rule((*decisions.items(), *((item.value, "recompute") for item in kept)))
+
+
+def between_checkpoints(candidates: Candidates) -> Iterator[dict[int, Choice]]:
+    """Decisions to recompute all but checkpoints, for each distance of these."""
+    items = [item for item in candidates.items if item.can_recompute]
+    all_bytes = sum(item.memory_bytes for item in items)
+    for windows in WINDOWS:
+        kept = _checkpoints(items, all_bytes // windows)
+        yield {item.value: "recompute" for item in items if item.value not in kept}
+
+
+def _checkpoints(items: Sequence[Candidate], window_bytes: int) -> set[int]:
+    """One value of each stretch of so many bytes."""
+    readers = Counter(source for source, _ in {(source, item.born) for item in items for source in item.sources})
+    kept: set[int] = set()
+    stretch: list[Candidate] = []
+    for item in items:
+        stretch.append(item)
+        if sum(each.memory_bytes for each in stretch) >= window_bytes:
+            kept.add(max(stretch, key=lambda each: (readers[each.value], each.memory_bytes, each.born)).value)
+            stretch = []
+    return kept
 
 
 def rule_by_cost(candidates: Candidates, patience: float) -> Rule:

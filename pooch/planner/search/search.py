@@ -41,7 +41,7 @@ def search(request: PlanningRequest, only: Leaving | None = None, *, smaller: bo
         InfeasibleBudget: no plan was found, neither by rules nor by looking for the leanest one.
         KeyboardInterrupt: Ctrl-C was pressed before any plan fitted; later the best plan so far is the answer.
     """
-    trials = Trials(request, Candidates(request.dataflow, only))
+    trials = Trials(request, Candidates(request.dataflow, only, request.host_budget_bytes))
 
     # 1. Does everything fit already? Nothing is faster.
     kept = trials.run({})
@@ -211,7 +211,7 @@ def _may_improve(trials: Trials, programs: Programs, no_time: str) -> bool:
 
 def _bound_ms(request: PlanningRequest, only: Leaving | None) -> float:
     """A time that no such plan is below: inf where none fits, -inf where there is no solver to ask."""
-    programs = Programs(Trials(request, Candidates(request.dataflow, only)))
+    programs = Programs(Trials(request, Candidates(request.dataflow, only, request.host_budget_bytes)))
     try:
         programs.prove_bound()
     except SolverUnavailable:

@@ -52,7 +52,7 @@ class Trials:
 
     def __init__(self, request: PlanningRequest, candidates: Candidates | None = None) -> None:
         self.request = request
-        self.candidates = candidates or Candidates(request.dataflow)
+        self.candidates = candidates or Candidates(request.dataflow, None, request.host_budget_bytes)
         self.many = len(self.candidates.items) > MANY
         self.elite: list[Trial] = []  # that fit, the best first
         self.count = 0
