@@ -28,6 +28,7 @@ from .costs import costs_of
 from .driver import StepDriver
 from .free_memory import FreeMemory
 from .governed import GovernedModels, device_named, models_of
+from .graph_recompute import AllowRecompute, MadeAgain, check_allowed
 from .held_devices import end_held, refuse_a_second
 from .library import Library
 from .node import tier_budget, tier_share
@@ -55,9 +56,11 @@ class Auto:
         process_group: object = None,
         tell: Callable[[str], None] | None = None,
         verify: Verify = "first",
+        allow_recompute: AllowRecompute = "exact",
         replace: bool = False,
     ) -> None:
         size_bytes, share = budget_of(budget)
+        check_allowed(allow_recompute)
         if replace:
             end_held(models)
         governed = GovernedModels(models, None if device is None else device_named(device))
@@ -94,7 +97,7 @@ class Auto:
             remarks.before(self._before_bytes, size_bytes)
         persistence.bring_in(models, device, size_bytes)
         live.reset_peak()
-        self._driver = StepDriver(governed, held, live, evictor, library, remarks, persistence)
+        self._driver = StepDriver(governed, held, live, evictor, library, remarks, persistence, allow_recompute)
         self._is_removed = False
 
     def _opened(self, directory: str | Path, tell: Callable[[str], None]) -> PlanCache:
@@ -213,6 +216,7 @@ class Auto:
             staying=self._persistence.staying(),
             before_bytes=self._before_bytes,
             is_followed=self._driver.budget.is_followed,
+            made_again=MadeAgain() if self._driver.graphs is None else self._driver.graphs.made_again,
             is_verbose=verbose,
         )
 
@@ -252,6 +256,7 @@ def auto(
     process_group: object = None,
     tell: Callable[[str], None] | None = None,
     verify: Verify = "first",
+    allow_recompute: AllowRecompute = "exact",
     quiet: bool = False,
     replace: bool = False,
 ) -> Auto:
@@ -284,6 +289,10 @@ def auto(
         verify: What is recomputed is compared, byte by byte, with what it replaces. "first": in full until that was
             shown to give the same, then by a sample in each step, and in full again in turns. "always": in full in each
             step. "off": not at all.
+        allow_recompute: What may be made again. "exact": what gives the same bits, and so nothing inside of compiled
+            graphs. "rounding": graphs that are compiled under the budget may also make values again, as much as they
+            have to. Code that is fused in another way rounds in another way, so losses and gradients may differ in
+            their last digits from those of the same compiled model without Pooch.
         quiet: Say nothing. `Auto.summary()` and `Auto.status()` still tell what happens.
         replace: Take the place of a budget that is held on this device already, as where a cell of a notebook is run
             again. Otherwise a second budget is refused.
@@ -294,7 +303,7 @@ def auto(
     Raises:
         InfeasibleTier: What has to leave before training begins does not fit into the swap tier.
         UsageError: The model is none, or is under a plan; the budget does not parse; there is no such device;
-            `quiet` is given with `tell`; or this rank is not in `process_group`.
+            `allow_recompute` is neither of both; `quiet` is given with `tell`; or this rank is not in `process_group`.
     """
     if quiet and tell is not None:
         raise UsageError("quiet=True says nothing, and tell= is for what is said: give one of them")
@@ -309,5 +318,6 @@ def auto(
         process_group=process_group,
         tell=messages.be_silent if quiet else tell,
         verify=verify,
+        allow_recompute=allow_recompute,
         replace=replace,
     )

@@ -29,6 +29,7 @@ from .autopilot import Auto, auto
 from .backward import RUNNING, BackwardWatch
 from .budget import budget_of
 from .governed import device_named
+from .graph_recompute import AllowRecompute
 from .remarks import uncalled
 from .stacks import is_ordinary_call
 from .summary import AutoSummary
@@ -56,6 +57,7 @@ class ModelFinder:
         cache: Directory in which plans are kept for the next run. None: they are not kept.
         tell: Called with one line for each new plan, and for each model that cannot be governed.
         verify: How closely replays are compared with what they replace.
+        allow_recompute: As `pooch.auto` takes it.
 
     Raises:
         UsageError: A budget does not parse, or there is no such device.
@@ -76,6 +78,7 @@ class ModelFinder:
         cache: Path | None = None,
         tell: Callable[[str], None],
         verify: Verify = "first",
+        allow_recompute: AllowRecompute = "exact",
     ) -> None:
         budget_of(budget)
         for name, given in (("host budget", host_budget), ("disk budget", disk_budget)):
@@ -87,7 +90,7 @@ class ModelFinder:
         self._moving = threading.local()
         self._options: dict[str, Any] = {
             "device": self._device, "host_budget": host_budget, "disk_budget": disk_budget, "cache": cache,
-            "verify": verify,
+            "verify": verify, "allow_recompute": allow_recompute,
         }  # fmt: skip
         self.auto: Auto | None = None
         self.preparing_s = 0.0

@@ -70,6 +70,10 @@ class Remarks:
                 "is built before that is not under it; it holds from here on, where what is there can leave"
             )
 
+    def made_again(self, text: str) -> None:
+        """Tell that compiled graphs make values again."""
+        self._tell(text)
+
     def plan_left(self, why: str) -> None:
         """Tell that a step could not follow its plan, once for each reason."""
         if self._told.is_new(why):

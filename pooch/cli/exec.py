@@ -16,12 +16,21 @@ import click
 from ..ground import messages
 from ..ground.errors import PoochError, UsageError, first_line
 from .checks import refuse_missing_device, use_spill_directory
-from .options import device_option, force_option, output_option, spill_option, verbose_option, verify_option
+from .options import (
+    allow_recompute_option,
+    device_option,
+    force_option,
+    output_option,
+    spill_option,
+    verbose_option,
+    verify_option,
+)
 from .output import command_line
 from .run_times import RunTimes, process_age_s
 
 if TYPE_CHECKING:
     from ..autopilot.finding import ModelFinder
+    from ..autopilot.graph_recompute import AllowRecompute
     from ..autopilot.summary import AutoSummary
     from ..executor.verification import Verify
     from ..report.page.live import LivePage
@@ -90,6 +99,7 @@ class ProgramCommand(click.Command):
 )
 @spill_option()
 @verify_option
+@allow_recompute_option
 @output_option("--report", help="Write what happened, and the plans, as one HTML page; rewritten while SCRIPT runs.")
 @verbose_option
 @click.option("--quiet", is_flag=True, help="Print neither plans nor the summary on standard error.")
@@ -104,6 +114,7 @@ def command(
     cache: Path | None,
     spill_directory: Path | None,
     verify: Verify,
+    allow_recompute: AllowRecompute,
     report: Path | None,
     verbose: bool,
     quiet: bool,
@@ -133,7 +144,9 @@ def command(
 
     tell = messages.be_silent if quiet else _tell
     budgets = {"host_budget": host_budget, "disk_budget": disk_budget}
-    finder = ModelFinder(budget, device=device, **budgets, cache=cache, tell=tell, verify=verify)
+    finder = ModelFinder(
+        budget, device=device, **budgets, cache=cache, tell=tell, verify=verify, allow_recompute=allow_recompute
+    )
 
     typed = command_line()  # before the script has a command line of its own
     conclusion = _Conclusion(finder, os.getpid(), report, quiet, verbose, module or program[0], typed)

@@ -1,0 +1,139 @@
+"""What compiled graphs make again in their backward graphs under `pooch.auto`, where the user allows other rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+
+from ..ground.errors import UsageError
+from ..ground.units import format_bytes, plural
+from ..torchtools.calls import is_compiled
+from ..torchtools.graph_gaps.recompute import ROOMS, GraphMemory, Room
+
+AllowRecompute = Literal["exact", "rounding"]
+
+
+@dataclass(frozen=True, slots=True)
+class MadeAgain:
+    """What compiled graphs make again rather than saving it.
+
+    Attributes:
+        graphs: How many make anything again.
+        saved_bytes: What one call of each of them saves.
+        whole_bytes: What they would save otherwise.
+    """
+
+    graphs: int = 0
+    saved_bytes: int = 0
+    whole_bytes: int = 0
+
+    def __str__(self) -> str:
+        again = format_bytes(self.whole_bytes - self.saved_bytes)
+        return (
+            f"{plural(self.graphs, 'compiled graph')} save {format_bytes(self.saved_bytes)} and make {again} again "
+            '(allow_recompute="rounding"), so numbers may differ in their last digits from those without it'
+        )
+
+
+class GraphRecompute:
+    """Says how much room there is for a graph that is compiled in a step, and notes what is made of it.
+
+    Args:
+        room: Returns the budget or None if it is not known yet, its share of what the step takes, what is live during
+            all of the step, and the models; or None if no step runs in the calling thread.
+
+    Attributes:
+        spared_bytes: By how much less the step takes than without.
+    """
+
+    def __init__(self, room: Callable[[], StepRoom | None]) -> None:
+        self._room = room
+        self._made_again, self._is_told = MadeAgain(), True
+        self._in_step, self._saved_bytes = 0, 0  # graphs that were compiled in the step, and what they save
+        self.spared_bytes = 0
+        ROOMS.append(self.room)
+
+    @property
+    def made_again(self) -> MadeAgain:
+        """What was made of graphs so far."""
+        return self._made_again
+
+    def begin_step(self) -> None:
+        """Note that a step begins."""
+        self._in_step = self._saved_bytes = 0
+        self.spared_bytes = 0
+
+    def room(self) -> Room | None:
+        """Return the room for a graph that is compiled now."""
+        found = self._room()
+        if found is None:
+            return None
+        calls = max(1, compiled_parts(found.models) - self._in_step)
+        taken_bytes = found.taken_bytes + self._saved_bytes
+        return Room(found.budget_bytes, found.share, taken_bytes, calls, partial(self._note, calls=calls))
+
+    def _note(self, whole: GraphMemory, memory: GraphMemory, calls: int) -> None:
+        self.spared_bytes += whole.of_calls(calls) - memory.of_calls(calls)
+        self._in_step, self._saved_bytes = self._in_step + 1, self._saved_bytes + memory.saved_bytes
+        if memory.saved_bytes < whole.saved_bytes:
+            before = self._made_again
+            self._made_again = MadeAgain(
+                before.graphs + 1, before.saved_bytes + memory.saved_bytes, before.whole_bytes + whole.saved_bytes
+            )
+            self._is_told = False
+
+    def untold(self) -> str | None:
+        """Return what is to be told since this was last called, or None."""
+        is_told, self._is_told = self._is_told, True
+        return None if is_told else str(self._made_again)
+
+    def stop(self) -> None:
+        """Give no room any more. May be repeated."""
+        if self.room in ROOMS:
+            ROOMS.remove(self.room)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRoom:
+    """What a step has room for.
+
+    Attributes:
+        budget_bytes: The budget, or None if it is not known yet.
+        share: Of what the step takes, which the budget will be; 1 if it is none.
+        taken_bytes: What is live during all of the step, with the optimizer's state to come.
+        models: The models.
+    """
+
+    budget_bytes: int | None
+    share: float
+    taken_bytes: int
+    models: Sequence[torch.nn.Module]
+
+
+def compiled_parts(models: Iterable[torch.nn.Module]) -> int:
+    """Return how many modules are compiled that are not within others which are."""
+    found, ahead = 0, list(models)
+    while ahead:
+        module = ahead.pop()
+        if is_compiled(module):
+            found += 1
+        else:
+            ahead.extend(module.children())
+    return found
+
+
+def check_allowed(allow_recompute: str) -> None:
+    """Check what is allowed.
+
+    Raises:
+        UsageError: It is nothing that there is.
+    """
+    if allow_recompute not in get_args(AllowRecompute):
+        raise UsageError(
+            f"allow_recompute={allow_recompute!r}: give 'exact' (only what gives the same bits is made again) or "
+            "'rounding' (compiled graphs may make values again as well, which rounds in another way)"
+        )
