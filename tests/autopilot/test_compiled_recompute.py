@@ -131,14 +131,15 @@ class Counted(nn.Module):
         return self.last(rows)  # type: ignore[no-any-return]
 
 
-def test_buffers_that_change_in_the_forward_pass_and_dropout_keep_their_bits() -> None:
+def test_buffers_that_change_in_the_forward_pass_and_dropout_have_the_bits_of_the_model_that_is_not_compiled() -> None:
+    # PyTorch's own partition reads the buffer in the backward pass, when it has changed: its gradients differ.
     def built() -> nn.Module:
         torch._dynamo.reset()
         torch.manual_seed(0)
-        return whole(Counted(), "aot_eager")
+        return Counted()
 
     expected = gradients(built())
-    model, under = built(), Allowed("40%")
+    model, under = whole(built(), "aot_eager"), Allowed("40%")
     with under(model):
         assert all(map(torch.equal, gradients(model), expected))
     assert under.summary.made_again.graphs == 1
