@@ -10,6 +10,7 @@ import torch
 
 from ..api.budgets import is_free
 from ..api.options import PlanOptions
+from ..api.recompute import AllowRecompute, MadeAgain, check_allowed
 from ..executor.engines import make_engine
 from ..executor.evictor import Evictor
 from ..executor.live_bytes import live_bytes_of
@@ -28,7 +29,6 @@ from .costs import costs_of
 from .driver import StepDriver
 from .free_memory import FreeMemory
 from .governed import GovernedModels, device_named, models_of
-from .graph_recompute import AllowRecompute, MadeAgain, check_allowed
 from .held_devices import end_held, refuse_a_second
 from .library import Library
 from .node import tier_budget, tier_share

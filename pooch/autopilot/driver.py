@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..api.recompute import AllowRecompute
 from ..executor.evictor import Evictor
 from ..executor.own_work import OWN_WORK
 from ..executor.statistics import RunStats
@@ -32,7 +33,7 @@ from .counting import margin_bytes
 from .driven_calls import DrivenCall, Here, QuietCall
 from .excess import why_over_budget
 from .governed import GovernedModels
-from .graph_recompute import AllowRecompute, GraphRecompute, StepRoom
+from .graph_recompute import GraphRecompute, StepRoom
 from .held_devices import note_held, note_released
 from .known import Known
 from .last_step import LastStep

@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from ..api.budgets import parse_budget
+from ..api.recompute import AllowRecompute
 from ..executor.live_bytes import live_bytes_of
 from ..executor.verification import Verify
 from ..ground.errors import InfeasibleTier, UsageError
@@ -29,7 +30,6 @@ from .autopilot import Auto, auto
 from .backward import RUNNING, BackwardWatch
 from .budget import budget_of
 from .governed import device_named
-from .graph_recompute import AllowRecompute
 from .remarks import uncalled
 from .stacks import is_ordinary_call
 from .summary import AutoSummary

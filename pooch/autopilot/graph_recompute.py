@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
 
 import torch
 
-from ..ground.errors import UsageError
-from ..ground.units import format_bytes, plural
-from ..torchtools.calls import is_compiled
+from ..api.recompute import MadeAgain, compiled_parts
 from ..torchtools.graph_gaps.recompute import ROOMS, GraphMemory, Room
-
-AllowRecompute = Literal["exact", "rounding"]
-
-
-@dataclass(frozen=True, slots=True)
-class MadeAgain:
-    """What compiled graphs make again rather than saving it.
-
-    Attributes:
-        graphs: How many make anything again.
-        saved_bytes: What one call of each of them saves.
-        whole_bytes: What they would save otherwise.
-    """
-
-    graphs: int = 0
-    saved_bytes: int = 0
-    whole_bytes: int = 0
-
-    def __str__(self) -> str:
-        again = format_bytes(self.whole_bytes - self.saved_bytes)
-        return (
-            f"{plural(self.graphs, 'compiled graph')} save {format_bytes(self.saved_bytes)} and make {again} again "
-            '(allow_recompute="rounding"), so numbers may differ in their last digits from those without it'
-        )
 
 
 class GraphRecompute:
@@ -79,12 +52,8 @@ class GraphRecompute:
     def _note(self, whole: GraphMemory, memory: GraphMemory, calls: int) -> None:
         self.spared_bytes += whole.of_calls(calls) - memory.of_calls(calls)
         self._in_step, self._saved_bytes = self._in_step + 1, self._saved_bytes + memory.saved_bytes
-        if memory.saved_bytes < whole.saved_bytes:
-            before = self._made_again
-            self._made_again = MadeAgain(
-                before.graphs + 1, before.saved_bytes + memory.saved_bytes, before.whole_bytes + whole.saved_bytes
-            )
-            self._is_told = False
+        before, self._made_again = self._made_again, self._made_again.with_graph(whole, memory)
+        self._is_told = self._is_told and before is self._made_again
 
     def untold(self) -> str | None:
         """Return what is to be told since this was last called, or None."""
@@ -112,28 +81,3 @@ class StepRoom:
     share: float
     taken_bytes: int
     models: Sequence[torch.nn.Module]
-
-
-def compiled_parts(models: Iterable[torch.nn.Module]) -> int:
-    """Return how many modules are compiled that are not within others which are."""
-    found, ahead = 0, list(models)
-    while ahead:
-        module = ahead.pop()
-        if is_compiled(module):
-            found += 1
-        else:
-            ahead.extend(module.children())
-    return found
-
-
-def check_allowed(allow_recompute: str) -> None:
-    """Check what is allowed.
-
-    Raises:
-        UsageError: It is nothing that there is.
-    """
-    if allow_recompute not in get_args(AllowRecompute):
-        raise UsageError(
-            f"allow_recompute={allow_recompute!r}: give 'exact' (only what gives the same bits is made again) or "
-            "'rounding' (compiled graphs may make values again as well, which rounds in another way)"
-        )

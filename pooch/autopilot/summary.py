@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from ..api.recompute import MadeAgain
 from ..executor.statistics import RunStats
 from ..executor.verification import NOTHING_VERIFIED, Verified
 from ..ground.units import format_bytes, plural
 from ..ground.wording import budget_verdict, in_all, slower, slower_than_predicted
-from .graph_recompute import MadeAgain
 
 Decision = Literal["in-core", "plan", "online", "record"]
 

@@ -29,8 +29,8 @@ from .output import command_line
 from .run_times import RunTimes, process_age_s
 
 if TYPE_CHECKING:
+    from ..api.recompute import AllowRecompute
     from ..autopilot.finding import ModelFinder
-    from ..autopilot.graph_recompute import AllowRecompute
     from ..autopilot.summary import AutoSummary
     from ..executor.verification import Verify
     from ..report.page.live import LivePage

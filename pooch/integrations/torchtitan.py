@@ -21,8 +21,8 @@ from torch.utils.flop_counter import flop_registry
 from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing
 
 from ..api.budgets import parse_budget
+from ..api.recompute import AllowRecompute, check_allowed
 from ..autopilot.finding import ModelFinder
-from ..autopilot.graph_recompute import AllowRecompute, check_allowed
 from ..ground import messages
 from ..ground.errors import UsageError
 from ..ground.units import format_bytes, plural

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pooch.api.recompute import compiled_parts
 from pooch.autopilot import auto
-from pooch.autopilot.graph_recompute import compiled_parts
 from pooch.errors import UsageError
 from tests.autopilot.test_compiled import Changing, gradients
 from tests.compiled_models import Language, Trained, Way, blocks_in_place, trained, whole
