@@ -32,7 +32,7 @@ from pooch.ground.units import format_bytes
 from pooch.torchtools.memory_meter import MemoryMeter
 
 WIDTH, HEADS, LENGTH, ROWS, TOKENS = 256, 4, 128, 8, 512
-WARM_UP_STEPS = 8  # of which Pooch records one, and plans beside the others
+WARM_UP_STEPS = 6  # of which Pooch records one, and plans beside the others
 DEVICE = torch.device("cpu")
 
 
@@ -119,15 +119,16 @@ def serve(kind: str, backend: str, value: float) -> None:
         deadline_s = time.monotonic() + 60
         while auto.is_planning and time.monotonic() < deadline_s:
             step()
-    _answer(ready=True)
+    peak_bytes = 0
+    if auto is None:
+        with MemoryMeter(DEVICE) as meter:
+            step()
+        peak_bytes = meter.peak_bytes
+    _answer(peak_bytes=peak_bytes)
     for _ in sys.stdin:
         begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
-        if auto is None:
-            with MemoryMeter(DEVICE) as meter:
-                loss = step()
-            peak_bytes = meter.peak_bytes
-        else:
-            loss = step()
+        loss = step()
+        if auto is not None:
             peak_bytes = int((auto.status().peak_mib or 0) * 2**20)
         wall_ms, cpu_ms = 1000 * (time.perf_counter() - begin_s), 1000 * (time.process_time() - begin_cpu_s)
         mode = "" if auto is None else auto.status().mode
@@ -145,7 +146,7 @@ class Trainer:
         command = [sys.executable, "-m", "benchmarks.compiled_budgets", "--serve", kind, backend, str(value)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.samples: list[dict[str, Any]] = []
-        self._read()
+        self.first_peak_bytes = int(self._read()["peak_bytes"])
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -161,15 +162,6 @@ class Trainer:
         self._process.stdin.flush()
         self.samples.append(self._read())
         return self.samples[-1]
-
-    def median(self, name: str) -> float:
-        """Return the median of what the steps took."""
-        return statistics.median(each[name] for each in self.samples)
-
-    @property
-    def peak_bytes(self) -> int:
-        """The highest peak of the steps."""
-        return max(int(each["peak_bytes"]) for each in self.samples)
 
     def end(self) -> None:
         """End the process."""
@@ -189,14 +181,13 @@ def compared(backend: str, ratio: float | None, steps: int) -> dict[str, Any]:
     name = SELECTIVE if ratio is None else f"activation_memory_budget {ratio}"
     tell(f"{backend}, {name}")
     theirs = Trainer("selective", backend, 0) if ratio is None else Trainer("theirs", backend, ratio)
-    budget_bytes = theirs.step()["peak_bytes"]
+    budget_bytes = theirs.first_peak_bytes
     trainers = {
         "theirs": theirs,
         "plain": Trainer("theirs", backend, 1.0),
         "rounding": Trainer("rounding", backend, budget_bytes),
         "exact": Trainer("exact", backend, budget_bytes),
     }
-    theirs.samples.clear()
     for _ in range(steps):
         for each in trainers.values():
             each.step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ..ground.errors import UsageError
@@ -66,6 +67,28 @@ def compiled_parts(models: Iterable[torch.nn.Module]) -> int:
     return found
 
 
+def calls_of_graph(models: Iterable[torch.nn.Module], static_bytes: int) -> int:
+    """Return how often a graph is called in a step, as far as it can be told: by as many modules as have so many bytes
+    of parameters and buffers, or are compiled.
+
+    Dynamo compiles the blocks of a model once, if they are alike, whether they or all of the model were to be compiled.
+
+    Args:
+        models: The models.
+        static_bytes: Of the parameters and buffers that the graph reads.
+    """
+    models = list(models)
+    found, ahead = 0, list(models)
+    while ahead:
+        module = ahead.pop()
+        size_bytes = sum(each.nbytes for each in (*module.parameters(), *module.buffers()))
+        if size_bytes and size_bytes == static_bytes:
+            found += 1
+        else:
+            ahead.extend(module.children())
+    return max(1, found or compiled_parts(models))
+
+
 def check_allowed(allow_recompute: str) -> None:
     """Check what is allowed.
 
@@ -98,13 +121,13 @@ def made_again_within(budget_bytes: int | None, model: torch.nn.Module) -> Itera
     from ..torchtools.memory_trace import live_bytes
     from ..torchtools.training_state import model_device
 
-    taken_bytes, parts = live_bytes(model_device(model)), max(1, compiled_parts([model]))
+    taken_bytes = live_bytes(model_device(model))
 
-    def note(whole: GraphMemory, memory: GraphMemory) -> None:
+    def note(whole: GraphMemory, memory: GraphMemory, calls: int) -> None:
         found[:] = [(found[0] if found else MadeAgain()).with_graph(whole, memory)]
 
     def room() -> Room:
-        return Room(budget_bytes, 1.0, taken_bytes, parts, note)
+        return Room(budget_bytes, 1.0, taken_bytes, partial(calls_of_graph, [model]), note)
 
     ROOMS.append(room)
     try:

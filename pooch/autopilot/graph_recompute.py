@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from ..api.recompute import MadeAgain, compiled_parts
+from ..api.recompute import MadeAgain, calls_of_graph
 from ..torchtools.graph_gaps.recompute import ROOMS, GraphMemory, Room
 
 
@@ -45,9 +45,12 @@ class GraphRecompute:
         found = self._room()
         if found is None:
             return None
-        calls = max(1, compiled_parts(found.models) - self._in_step)
         taken_bytes = found.taken_bytes + self._saved_bytes
-        return Room(found.budget_bytes, found.share, taken_bytes, calls, partial(self._note, calls=calls))
+        return Room(found.budget_bytes, found.share, taken_bytes, partial(self._calls, found.models), self._note)
+
+    def _calls(self, models: Sequence[torch.nn.Module], static_bytes: int) -> int:
+        """Return how many graphs share the room, of those that were not compiled in the step."""
+        return max(1, calls_of_graph(models, static_bytes) - self._in_step)
 
     def _note(self, whole: GraphMemory, memory: GraphMemory, calls: int) -> None:
         self.spared_bytes += whole.of_calls(calls) - memory.of_calls(calls)

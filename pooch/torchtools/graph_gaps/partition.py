@@ -14,7 +14,7 @@ from functools import partial, wraps
 from typing import Any
 
 from .insertion import insert_gaps
-from .recompute import knowing_inputs, partition_within, room_now
+from .recompute import ROOMS, knowing_inputs, partition_within, room_now
 
 
 class Gaps:
@@ -117,10 +117,11 @@ def _set_partitioner() -> Callable[[], None]:
 def _keep_cache_away() -> Callable[[], None]:
     """Have graphs partitioned anew where they may make values again: how much is no part of the key of a cache.
 
-    Inductor's own cache knows the graphs that come of it.
+    Inductor's own cache knows the graphs that come of it. It is not asked how much room there is, which may take long:
+    each compiled call begins so.
     """
     config: Any = _loaded("torch._functorch.config")
-    if room_now() is None or not getattr(config, "enable_autograd_cache", False):
+    if not ROOMS or not getattr(config, "enable_autograd_cache", False):
         return _nothing
     config.enable_autograd_cache = False
     return partial(setattr, config, "enable_autograd_cache", True)

@@ -62,25 +62,26 @@ class Room:
         budget_bytes: The budget, or None if it is a share of what the step takes that is not known yet.
         share: That share, or 1.
         taken_bytes: What is live during all of the step.
-        calls: How many graphs of its kind share the room.
-        made_again: Called with what a graph saves by itself, and what is left of it.
+        calls_of: Returns how many graphs of a kind share the room, given the bytes of parameters and buffers of one.
+        made_again: Called with what a graph takes by itself, what it takes now, and how many share the room.
     """
 
     budget_bytes: int | None
     share: float
     taken_bytes: int
-    calls: int
-    made_again: Callable[[GraphMemory, GraphMemory], None]
+    calls_of: Callable[[int], int]
+    made_again: Callable[[GraphMemory, GraphMemory, int], None]
 
-    def limit_bytes(self, whole: GraphMemory) -> int:
+    def limit_bytes(self, whole: GraphMemory, calls: int) -> int:
         """Return how much such graphs may take.
 
         Args:
             whole: What one takes that makes nothing again.
+            calls: How many there are.
         """
         if self.budget_bytes is not None:
             return self.budget_bytes - self.taken_bytes
-        return int(self.share * (self.taken_bytes + whole.of_calls(self.calls))) - self.taken_bytes
+        return int(self.share * (self.taken_bytes + whole.of_calls(calls))) - self.taken_bytes
 
 
 ROOMS: list[Callable[[], Room | None]] = []  # who may have graphs make things again; None: not in this thread, now
@@ -119,14 +120,14 @@ def partition_within(
             found = partition(trial)
         return found, memory_of(found[0], found[1], outputs_of(found), fuses=fuses)
 
-    calls, shares = room.calls, iter(share for share in _SHARES if share < theirs)
+    calls, shares = room.calls_of(_static_bytes(joint)), iter(share for share in _SHARES if share < theirs)
     best, whole = found, memory = tried(theirs)
-    limit_bytes, least = room.limit_bytes(memory), memory
+    limit_bytes, least = room.limit_bytes(memory, calls), memory
     while memory.of_calls(calls) > limit_bytes and (share := next(shares, None)) is not None:
         found, memory = tried(share)
         if memory.of_calls(calls) < least.of_calls(calls):
             best, least = found, memory
-    room.made_again(whole, least)
+    room.made_again(whole, least, calls)
     return best
 
 
@@ -156,6 +157,13 @@ def _changed_inputs(joint: GraphModule) -> set[str] | None:
     if infos is None or len(infos) != len(inputs):
         return None
     return {node.name for node, info in zip(inputs, infos, strict=True) if info.mutates_data}
+
+
+def _static_bytes(joint: GraphModule) -> int:
+    """Return the bytes of the parameters and buffers that a graph reads."""
+    places = getattr(_METADATA.get(), "static_input_indices", None) or ()
+    inputs = [node for node in joint.graph.find_nodes(op="placeholder") if str(node.target).startswith("primals")]
+    return sum(_bytes(inputs[place]) for place in places if place < len(inputs))
 
 
 def _hold(trial: GraphModule, changed: set[str], *, fuses: bool) -> None:
