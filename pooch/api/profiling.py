@@ -17,6 +17,7 @@ from .fake_profiling import fake_profile, fake_profile_of
 from .hook_costs import with_hook_costs
 from .measured_profiling import measured_profile
 from .modelled_ranks import RanksOptions
+from .recompute import AllowRecompute, check_allowed, made_again_within
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +42,7 @@ def profile(
     repeats: int = 1,
     mode: Mode = "auto",
     memory_limit: float | str | None = None,
+    allow_recompute: AllowRecompute = "exact",
     device_model: DeviceModel | None = None,
     ranks: RanksOptions | None = None,
     workload: str = "",
@@ -75,6 +77,8 @@ def profile(
             from `device_model`), or "auto" (plainly if that fits, else what does not fit leaves, else "fake").
         memory_limit: limit on the device bytes of the process while it is profiled, such as "16GiB". None: what the
             device has left.
+        allow_recompute: "rounding" has graphs of a compiled model make values again, as `memory_limit` asks for it,
+            which may change the last digits of what they compute; as `pooch.auto` takes it.
         device_model: model of a device that need not be present (`pooch.devices.find_device`); implies mode "fake". The
             profile is marked as modelled.
         ranks: several of these devices, among which the model is divided; the profile is that of one of them. They are
@@ -97,6 +101,7 @@ def profile(
         repeats=repeats,
         mode=mode,
         memory_limit=memory_limit,
+        allow_recompute=allow_recompute,
         device_model=device_model,
         ranks=ranks,
         progress=progress or silent,
@@ -111,6 +116,7 @@ def profile_workload(
     repeats: int = 1,
     mode: Mode = "auto",
     memory_limit: float | str | None = None,
+    allow_recompute: AllowRecompute = "exact",
     device_model: DeviceModel | None = None,
     link: Link | None = None,
     ranks: RanksOptions | None = None,
@@ -143,11 +149,18 @@ def profile_workload(
     most_bytes = None if memory_limit is None else parse_budget(memory_limit, None, name="memory limit")
     real_mode: Any = "auto" if is_fake else mode
     options = ProfileOptions(accumulate, warmup, repeats, real_mode, workload.name, workload.batch_size, most_bytes)
-    with _unchanged(workload) as (workload, calls):
+    check_allowed(allow_recompute)
+    if allow_recompute == "rounding" and most_bytes is None:
+        raise UsageError(
+            'allow_recompute="rounding" needs a budget: give it as memory_limit, and plan for the same one'
+        )
+    room_bytes = most_bytes if allow_recompute == "rounding" else None
+    with made_again_within(room_bytes, workload.model) as again, _unchanged(workload) as (workload, calls):
         made = _profiled(workload, options, mode, device_model, is_fake, ranks, progress)
     is_called = _calls_model(made, workload.model)
     trim_freed_memory()  # the C library would keep much of what the plain steps took, and the records of the step
-    notes = (*made.notes, f"the forward pass ran {plural(len(calls), 'time')} to profile the step")
+    made_again = [str(each) for each in again if each.graphs]
+    notes = (*made.notes, *made_again, f"the forward pass ran {plural(len(calls), 'time')} to profile the step")
     return replace(made, notes=notes if is_called else (*notes, _CALLS_PARTS))
 
 

@@ -10,6 +10,7 @@ import torch
 
 from ..api.budgets import is_free
 from ..api.options import PlanOptions
+from ..api.recompute import AllowRecompute, MadeAgain, check_allowed
 from ..executor.engines import make_engine
 from ..executor.evictor import Evictor
 from ..executor.live_bytes import live_bytes_of
@@ -59,10 +60,12 @@ class Auto:
         tell: Callable[[str], None] | None = None,
         verify: Verify = "first",
         bound: Bound = "live",
+        allow_recompute: AllowRecompute = "exact",
         replace: bool = False,
     ) -> None:
         size_bytes, share = budget_of(budget)
         check_bound(bound, size_bytes)
+        check_allowed(allow_recompute)
         if replace:
             end_held(models)
         governed = GovernedModels(models, None if device is None else device_named(device))
@@ -111,7 +114,7 @@ class Auto:
             remarks.before(self._before_bytes, size_bytes)
         persistence.bring_in(models, device, size_bytes)
         live.reset_peak()
-        self._driver = StepDriver(governed, held, live, evictor, library, remarks, persistence)
+        self._driver = StepDriver(governed, held, live, evictor, library, remarks, persistence, allow_recompute)
         self._is_removed = False
 
     def _opened(self, directory: str | Path, tell: Callable[[str], None]) -> PlanCache:
@@ -230,6 +233,7 @@ class Auto:
             staying=self._persistence.staying(),
             before_bytes=self._before_bytes,
             is_followed=self._driver.budget.is_followed,
+            made_again=MadeAgain() if self._driver.graphs is None else self._driver.graphs.made_again,
             is_verbose=verbose,
         )
 
@@ -270,6 +274,7 @@ def auto(
     tell: Callable[[str], None] | None = None,
     verify: Verify = "first",
     bound: Bound = "live",
+    allow_recompute: AllowRecompute = "exact",
     quiet: bool = False,
     replace: bool = False,
 ) -> Auto:
@@ -305,6 +310,10 @@ def auto(
         bound: What the budget bounds: the bytes of "live" tensors, or on a CUDA device what PyTorch's allocator has
             "reserved" there, used and unused, which it does not pass from the second step on. Tensors get less of
             the budget then, by a margin that is told and grows where holes between tensors need more.
+        allow_recompute: What may be made again. "exact": what gives the same bits, and so nothing inside of compiled
+            graphs. "rounding": graphs that are compiled under the budget may also make values again, as much as they
+            have to. Code that is fused in another way rounds in another way, so losses and gradients may differ in
+            their last digits from those of the same compiled model without Pooch.
         quiet: Say nothing. `Auto.summary()` and `Auto.status()` still tell what happens.
         replace: Take the place of a budget that is held on this device already, as where a cell of a notebook is run
             again. Otherwise a second budget is refused.
@@ -315,8 +324,8 @@ def auto(
     Raises:
         InfeasibleTier: What has to leave before training begins does not fit into the swap tier.
         UsageError: The model is none, or is under a plan; the budget does not parse; there is no such device;
-            `quiet` is given with `tell`; what is reserved cannot be bounded, or not by a share; or this rank is not in
-            `process_group`.
+            `allow_recompute` is neither of both; `quiet` is given with `tell`; what is reserved cannot be bounded, or
+            not by a share; or this rank is not in `process_group`.
     """
     if quiet and tell is not None:
         raise UsageError("quiet=True says nothing, and tell= is for what is said: give one of them")
@@ -332,5 +341,6 @@ def auto(
         tell=messages.be_silent if quiet else tell,
         verify=verify,
         bound=bound,
+        allow_recompute=allow_recompute,
         replace=replace,
     )

@@ -71,6 +71,8 @@ class HeldBudget:
     Attributes:
         size_bytes: What tensors may take, or None before the first step if it is a share.
         is_told: Whether it is what it will stay, unless a further optimizer appears.
+        spared_bytes: What the first step does not take because compiled graphs make values again: a share is one of the
+            step without Pooch.
     """
 
     def __init__(
@@ -85,9 +87,15 @@ class HeldBudget:
         self._evictor, self._remarks = evictor, remarks
         self._state: OptimizerWatch | None = None
         self.is_told, self._steps = share is None, 0
+        self.spared_bytes = 0
         if share is not None:
             self._state = OptimizerWatch(self._state_appeared)
         self.hold()
+
+    @property
+    def share(self) -> float:
+        """The share of what the step takes that the budget is, or 1."""
+        return 1.0 if self._share is None else self._share
 
     @property
     def is_followed(self) -> bool:
@@ -128,12 +136,12 @@ class HeldBudget:
     def step_was_recorded(self, peak_bytes: int) -> None:
         """Take the share of the first step's in-core peak."""
         if self.size_bytes is None and self._share is not None:
-            self._is(int(self._share * peak_bytes))
+            self._is(int(self._share * (peak_bytes + self.spared_bytes)))
 
     def step_was_counted(self) -> None:
         """Take what the share has grown to in a step that could not be recorded."""
         if self.size_bytes is None and self._share is not None:
-            self._is(self._evictor.budget_bytes)
+            self._is(self._evictor.budget_bytes + int(self._share * self.spared_bytes))
 
     def _state_appeared(self, size_bytes: int) -> None:
         """Count the state that an optimizer has created: it is part of every later step's in-core peak."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..api.recompute import AllowRecompute
 from ..executor.evictor import Evictor
 from ..executor.own_work import OWN_WORK
 from ..executor.statistics import RunStats
@@ -33,6 +34,7 @@ from .driven_calls import DrivenCall, Here, QuietCall
 from .excess import why_over_budget
 from .garbage import Garbage
 from .governed import GovernedModels
+from .graph_recompute import GraphRecompute, StepRoom
 from .held_devices import note_held, note_released
 from .known import Known
 from .last_step import LastStep
@@ -71,6 +73,7 @@ class StepDriver:
         library: Knows how to run each kind of step. Closed by `remove`.
         remarks: Tells the user.
         persistence: What outlives steps, and may leave. Closed by `remove`.
+        allow_recompute: What compiled graphs may make again.
 
     Raises:
         UsageError: If a budget is held on the device already.
@@ -85,6 +88,7 @@ class StepDriver:
         library: Library,
         remarks: Remarks,
         persistence: Persistence,
+        allow_recompute: AllowRecompute = "exact",
     ) -> None:
         self._persistence = persistence
         self.governed, self.budget, self.evictor, self.library = governed, budget, evictor, library
@@ -117,8 +121,18 @@ class StepDriver:
         self._compiled.begin()
         self._standstill = Standstill(partial(_take_over, weakref.ref(self)))
         self._standstill.begin()
+        self.graphs = GraphRecompute(partial(_room_of, weakref.ref(self))) if allow_recompute == "rounding" else None
         self._closed = weakref.finalize(
-            self, _close, self._standstill, self._backward, self._changes, self._compiled, library, evictor, persistence
+            self,
+            _close,
+            self._standstill,
+            self._backward,
+            self._changes,
+            self._compiled,
+            self.graphs,
+            library,
+            evictor,
+            persistence,
         )
         self._closed.atexit = False
         evictor.last_resort = partial(_find_more, weakref.ref(self))  # by now another thread may ask for it
@@ -362,6 +376,8 @@ class StepDriver:
 
     def _prepare(self, stats: RunStats, models: list[torch.nn.Module]) -> None:
         """Prepare for a step whose values may leave."""
+        if self.graphs is not None:
+            self.graphs.begin_step()
         OWN_WORK.is_over()
         self.evictor.begin_step(stats)
         self.evictor.verification.begin_step(models)
@@ -595,6 +611,8 @@ class StepDriver:
         self, running: RunningStep, profile: Profile | None, step_ms: float, peak_bytes: int, *, is_complete: bool
     ) -> None:
         """Note what a step was like, for those to come."""
+        if self.graphs is not None:
+            self.budget.spared_bytes = self.graphs.spared_bytes
         if profile is not None:
             self.library.recorded(running.key, running.known, profile, running.calls)
             self._remarks.margin(margin_bytes(self._live, profile))
@@ -614,6 +632,9 @@ class StepDriver:
                 self.library.is_faster_copied(running.key)
         health.end_step(has_copied=bool(running.stats.swapped_out_bytes))
         self._tell_of_tier()
+        made_again = None if self.graphs is None else self.graphs.untold()
+        if made_again is not None:
+            self._remarks.made_again(made_again)
         for why in running.step.mismatches:
             self._remarks.plan_left(why)
         self._count(running, step_ms, peak_bytes)
@@ -640,6 +661,15 @@ class StepDriver:
     def _tell_of_tier(self) -> None:
         while self._of_tier:
             self._remarks.tier(self._of_tier.pop(0))
+
+    def room(self) -> StepRoom | None:
+        """Return what there is room for in the step of the calling thread, or None if it runs none."""
+        running = self._running
+        if running is None or not running.is_of_this_thread:
+            return None
+        models = self.governed.living
+        taken_bytes = running.start_bytes + self._persistence.state_to_come_bytes(models)
+        return StepRoom(self.budget.size_bytes, self.budget.share, taken_bytes, models)
 
     def look_after_last(self) -> None:
         """Take into account what came after the last step, which else the next one does as it begins."""
@@ -698,6 +728,11 @@ def _region_of(driver: weakref.ref[StepDriver]) -> DrivenCall | None:
     return None if here is None or here._is_removed else here.uncalled_region()
 
 
+def _room_of(driver: weakref.ref[StepDriver]) -> StepRoom | None:
+    here = driver()
+    return None if here is None else here.room()
+
+
 def _take_over(driver: weakref.ref[StepDriver]) -> None:
     here = driver()
     if here is not None:
@@ -714,6 +749,7 @@ def _close(
     backward: BackwardWatch,
     changes: ModuleChanges,
     compiled: CallsEverywhere,
+    graphs: GraphRecompute | None,
     library: Library,
     evictor: Evictor,
     persistence: Persistence,
@@ -724,6 +760,8 @@ def _close(
     backward.stop()
     changes.stop()
     compiled.end()
+    if graphs is not None:
+        graphs.stop()
     library.close()
     try:
         persistence.close()

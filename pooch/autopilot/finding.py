@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from ..api.budgets import parse_budget
+from ..api.recompute import AllowRecompute
 from ..executor.live_bytes import live_bytes_of
 from ..executor.verification import Verify
 from ..ground.errors import InfeasibleTier, UsageError
@@ -57,6 +58,7 @@ class ModelFinder:
         tell: Called with one line for each new plan, and for each model that cannot be governed.
         verify: How closely replays are compared with what they replace.
         bound: What the budget bounds, as `pooch.auto` takes it.
+        allow_recompute: As `pooch.auto` takes it.
 
     Raises:
         UsageError: A budget does not parse or does not go with `bound`, or there is no such device.
@@ -78,6 +80,7 @@ class ModelFinder:
         tell: Callable[[str], None],
         verify: Verify = "first",
         bound: Bound = "live",
+        allow_recompute: AllowRecompute = "exact",
     ) -> None:
         check_bound(bound, budget_of(budget)[0])
         for name, given in (("host budget", host_budget), ("disk budget", disk_budget)):
@@ -89,7 +92,7 @@ class ModelFinder:
         self._moving = threading.local()
         self._options: dict[str, Any] = {
             "device": self._device, "host_budget": host_budget, "disk_budget": disk_budget, "cache": cache,
-            "verify": verify, "bound": bound,
+            "verify": verify, "bound": bound, "allow_recompute": allow_recompute,
         }  # fmt: skip
         self.auto: Auto | None = None
         self.preparing_s = 0.0

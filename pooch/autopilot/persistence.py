@@ -313,19 +313,27 @@ class Persistence:
 
     def _stepping_bytes(self, trained: Sequence[torch.nn.Parameter]) -> int:
         """What the first step of the optimizers adds, where that is known: moments to come, and temporary tensors."""
+        to_come = list(self._to_come(trained))
+        largest_bytes = max((parameter.nbytes for parameter, _ in to_come), default=0)
+        return sum(size_bytes for _, size_bytes in to_come) + TEMPORARIES * largest_bytes
+
+    def state_to_come_bytes(self, models: Sequence[torch.nn.Module]) -> int:
+        """Return how much state optimizers have yet to make, as far as that is known."""
+        trained = [each for each in _parameters_of(models) if each.requires_grad]
+        return sum(size_bytes for _, size_bytes in self._to_come(trained))
+
+    def _to_come(self, trained: Sequence[torch.nn.Parameter]) -> Iterator[tuple[torch.Tensor, int]]:
+        """Yield the parameters that optimizers of a known kind step, with the bytes of state that each has to come."""
         numbers = {id(parameter) for parameter in trained}
         optimizers = [each for each in (seen() for seen in self._seen) if each is not None] or self._optimizers(numbers)
         self._seen = [weakref.ref(optimizer) for optimizer in optimizers]
-        moments_bytes = largest_bytes = 0
         for optimizer in optimizers:
             moments = known_moments(optimizer)
             if moments is None:
                 continue
             for parameter in (each for group in optimizer.param_groups for each in group["params"]):
                 if id(parameter) in numbers:
-                    largest_bytes = max(largest_bytes, parameter.nbytes)
-                    moments_bytes += 0 if parameter in optimizer.state else moments * parameter.nbytes
-        return moments_bytes + TEMPORARIES * largest_bytes
+                    yield parameter, 0 if parameter in optimizer.state else moments * parameter.nbytes
 
     def _room_bytes(self, here_bytes: int) -> int:
         """What of the budget is not taken by other things than what may leave, of which so much is here."""

@@ -81,6 +81,10 @@ class Remarks:
             "stay, and parameters, gradients and the optimizer's state stay"
         )
 
+    def made_again(self, text: str) -> None:
+        """Tell that compiled graphs make values again."""
+        self._tell(text)
+
     def plan_left(self, why: str) -> None:
         """Tell that a step could not follow its plan, once for each reason."""
         if self._told.is_new(why):

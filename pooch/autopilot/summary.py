@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from ..api.recompute import MadeAgain
 from ..executor.statistics import RunStats
 from ..executor.verification import NOTHING_VERIFIED, Verified
 from ..ground.units import format_bytes, plural
@@ -119,6 +120,7 @@ class Counters:
         staying: tuple[tuple[str, int], ...] = (),
         before_bytes: int = 0,
         is_followed: bool = False,
+        made_again: MadeAgain | None = None,
         is_verbose: bool = False,
     ) -> AutoSummary:
         """Return them with what else is told; see `AutoSummary`."""
@@ -137,6 +139,7 @@ class Counters:
             staying=staying,
             before_bytes=before_bytes,
             is_followed=is_followed,
+            made_again=made_again or MadeAgain(),
             is_verbose=is_verbose,
         )
 
@@ -224,6 +227,7 @@ class AutoSummary(Counters):
         staying: Why some of it cannot leave, and how many bytes that are.
         before_bytes: Bytes that were live before the budget was held.
         is_followed: Whether the budget is what is free, so that earlier steps may have had another one.
+        made_again: What compiled graphs make again, where that is allowed.
         is_verbose: Whether `str()` also tells what Pooch did inside of the steps.
     """
 
@@ -239,6 +243,7 @@ class AutoSummary(Counters):
     staying: tuple[tuple[str, int], ...] = ()
     before_bytes: int = 0
     is_followed: bool = False
+    made_again: MadeAgain = field(default_factory=MadeAgain)
     is_verbose: bool = False
 
     def __repr__(self) -> str:
@@ -254,6 +259,8 @@ class AutoSummary(Counters):
         doubted = _doubt(self)
         if doubted is not None:
             lines.insert(1, doubted)
+        if self.made_again.graphs:
+            lines.append(str(self.made_again))
         if self.ungoverned:
             lines.append(f"{self.ungoverned} saved tensors and calls were not governed, as they cannot be watched")
         if self.tier_limit_bytes is not None:
@@ -345,6 +352,8 @@ def _numbers(summary: AutoSummary) -> str:
     verified, differences = summary.verified, summary.verified.differences
     if differences:
         return f"{plural(len(differences), 'replay')} gave other numbers"
+    if summary.made_again.graphs:
+        return "compiled graphs may round in another way"
     if verified.compared or verified.sampled:
         return "replays gave the same numbers"
     return "replays not compared" if summary.recomputed_ops else ""

@@ -17,6 +17,7 @@ from ..ground import messages
 from ..ground.errors import PoochError, UsageError, first_line
 from .checks import refuse_missing_device, use_spill_directory
 from .options import (
+    allow_recompute_option,
     choice_option,
     device_option,
     force_option,
@@ -29,6 +30,7 @@ from .output import command_line
 from .run_times import RunTimes, process_age_s
 
 if TYPE_CHECKING:
+    from ..api.recompute import AllowRecompute
     from ..autopilot.budget import Bound
     from ..autopilot.finding import ModelFinder
     from ..autopilot.summary import AutoSummary
@@ -105,6 +107,7 @@ class ProgramCommand(click.Command):
 )
 @spill_option()
 @verify_option
+@allow_recompute_option
 @output_option("--report", help="Write what happened, and the plans, as one HTML page; rewritten while SCRIPT runs.")
 @verbose_option
 @click.option("--quiet", is_flag=True, help="Print neither plans nor the summary on standard error.")
@@ -120,6 +123,7 @@ def command(
     bound: Bound,
     spill_directory: Path | None,
     verify: Verify,
+    allow_recompute: AllowRecompute,
     report: Path | None,
     verbose: bool,
     quiet: bool,
@@ -149,7 +153,10 @@ def command(
 
     tell = messages.be_silent if quiet else _tell
     budgets = {"host_budget": host_budget, "disk_budget": disk_budget}
-    finder = ModelFinder(budget, device=device, **budgets, cache=cache, tell=tell, verify=verify, bound=bound)
+    finder = ModelFinder(
+        budget, device=device, **budgets, cache=cache, tell=tell, verify=verify, bound=bound,
+        allow_recompute=allow_recompute,
+    )  # fmt: skip
 
     typed = command_line()  # before the script has a command line of its own
     conclusion = _Conclusion(finder, os.getpid(), report, quiet, verbose, module or program[0], typed)

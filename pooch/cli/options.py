@@ -170,6 +170,13 @@ verify_option = choice_option(
     "Compare what is recomputed with what it replaces: in every step, in full in the first steps and by samples "
     "afterwards, or not at all.",
 )
+allow_recompute_option = choice_option(
+    "--allow-recompute",
+    ["exact", "rounding"],
+    "exact",
+    "What may be made again: what gives the same bits, and so nothing inside of compiled graphs, or also what these "
+    "round in another way, so that the last digits of losses and gradients may differ.",
+)
 training_options = _together(
     count_option("--steps", 3, "Number of training steps."),
     click.option("--check", is_flag=True, help="Compare bitwise with plain training; exit code 1 if it differs."),

@@ -103,8 +103,8 @@ class Candidate:
 class Candidates:
     """All activations of a dataflow, and the memory and work that decisions cost at the very least.
 
-    With `only`, that is the one choice that is allowed besides keep. What is larger than the tier cannot be swapped, nor
-    can anything where the device shares the host's memory: that would free nothing.
+    With `only`, that is the one choice that is allowed besides keep. What is larger than the tier cannot be swapped.
+    Nothing can where the device shares the host's memory: that would free nothing.
     """
 
     def __init__(self, dataflow: Dataflow, only: Leaving | None = None, host_budget_bytes: int | None = None) -> None:

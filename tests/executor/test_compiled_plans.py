@@ -122,3 +122,21 @@ def test_a_plan_of_the_model_before_it_was_compiled_is_refused() -> None:
     blocks_in_place(model, "aot_eager")
     with pytest.raises(UsageError, match="was not when the plan was made: profile and plan again"):
         apply_plan(plan, model)
+
+
+def test_a_plan_of_graphs_that_make_values_again() -> None:
+    data = data_of("language", torch.Generator().manual_seed(2))
+    expected = steps(compiled("language", whole, "aot_eager"), [data] * 3)
+    model = compiled("language", whole, "aot_eager")
+    budget_bytes = 7 * 2**20
+    profile = pooch.profile(lambda: loss_of(model, data), model, memory_limit=budget_bytes, allow_recompute="rounding")
+    assert any('allow_recompute="rounding"' in note for note in profile.notes)
+    with apply_plan(pooch.plan(profile, budget=budget_bytes), model, measure_every=1) as run:
+        assert all(map(torch.equal, steps(model, [data] * 3), expected)), "aot_eager fuses nothing"
+    assert run.totals.steps_over_budget == 0
+
+
+def test_making_values_again_needs_a_budget() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(UsageError, match="give it as memory_limit"):
+        pooch.profile(lambda: model(torch.randn(2, 2)).sum(), model, allow_recompute="rounding")

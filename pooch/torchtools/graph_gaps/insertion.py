@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 
+from .aliases import Aliases, base_of
 from .operators import COME_BACK, LEAVE
 
 LEAST_BYTES = 1024  # of a tensor that leaves: below that the call takes longer than the memory is worth
@@ -42,7 +42,7 @@ def insert_gaps(forward: GraphModule, backward: GraphModule, outputs: int) -> No
         backward: The backward graph. Inputs have the names of what the forward graph saves.
         outputs: How many of the results of the forward graph are not saved.
     """
-    aliases = _Aliases(forward.graph)
+    aliases = Aliases(forward.graph)
     (result,) = forward.graph.find_nodes(op="output")
     results = list(result.args[0])
     for each in _all_saved(forward, backward, outputs, aliases):
@@ -61,7 +61,7 @@ def mark_gaps(forward: GraphModule, backward: GraphModule, outputs: int) -> None
     long after, when the partitioner's key is not in place any more, so the names tell this code from other versions.
     The arguments are those of `insert_gaps`.
     """
-    found = _all_saved(forward, backward, outputs, _Aliases(forward.graph))
+    found = _all_saved(forward, backward, outputs, Aliases(forward.graph))
     mark = f"{MARK}{source_hash().hex()[:8]}_"
     forward.meta[LEAVING] = tuple(each.position for each in found)
     backward.meta[RETURNING] = {}
@@ -89,7 +89,7 @@ LEAVING = "pooch_leaving"  # in the forward graph's `meta`: positions of results
 RETURNING = "pooch_returning"  # in the backward graph's: devices by the names of inputs
 
 
-def _all_saved(forward: GraphModule, backward: GraphModule, outputs: int, aliases: _Aliases) -> list[_Saved]:
+def _all_saved(forward: GraphModule, backward: GraphModule, outputs: int, aliases: Aliases) -> list[_Saved]:
     """Return what leaves. Inputs and outputs of the forward graph are left alone, as the program holds them."""
     (result,) = forward.graph.find_nodes(op="output")
     results = list(result.args[0])
@@ -115,52 +115,7 @@ def _may_leave(node: Any) -> bool:
     return not isinstance(tensor.numel(), int) or tensor.nbytes >= LEAST_BYTES
 
 
-class _Aliases:
-    """Which nodes of a graph share memory, as far as operators say it."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._root: dict[Node, Node] = {}
-        self._last: dict[Node, Node] = {}
-        for node in graph.nodes:
-            if node.op == "output":
-                continue
-            self._root[node] = self._root[base] if (base := _base(node)) is not None else node
-            for each in [node, *node.all_input_nodes]:
-                self._last[self._root[each]] = node
-
-    def root(self, node: Node) -> Node:
-        """Return the node that made the memory of a node."""
-        return self._root[node]
-
-    def of(self, nodes: Iterable[Any]) -> set[Node]:
-        """Return the nodes that made the memory of some nodes."""
-        return {self._root[node] for node in nodes if isinstance(node, Node)}
-
-    def last_use(self, node: Node) -> Node:
-        """Return the last node that uses the memory of a node."""
-        return self._last[self._root[node]]
-
-
-def _base(node: Node) -> Node | None:
-    """Return the node of which a node is a view, or None if it has memory of its own."""
-    if node.op != "call_function" or not node.all_input_nodes:
-        return None
-    if isinstance(node.target, torch._ops.OpOverload):
-        if any(each.alias_info is not None for each in node.target._schema.returns):
-            return node.all_input_nodes[0]
-    elif _base(node.all_input_nodes[0]) is not None and getattr(node.target, "__name__", "") == "getitem":
-        return node.all_input_nodes[0]  # one of several views
-    storage = _storage(node)
-    return next((each for each in node.all_input_nodes if storage is not None and _storage(each) == storage), None)
-
-
-def _storage(node: Node) -> int | None:
-    tensor = node.meta.get("val")
-    is_plain = isinstance(tensor, FakeTensor) and tensor.layout is torch.strided
-    return tensor.untyped_storage()._cdata if is_plain else None  # type: ignore[union-attr]
-
-
-def _insert_leave(graph: Graph, saved: Node, aliases: _Aliases) -> Node:
+def _insert_leave(graph: Graph, saved: Node, aliases: Aliases) -> Node:
     with graph.inserting_after(aliases.last_use(saved)):
         left = graph.call_function(LEAVE, (saved,))
     left.meta.update({name: saved.meta[name] for name in _KEPT if name in saved.meta})
@@ -196,7 +151,7 @@ def _readers(node: Node) -> tuple[list[Node], list[Node]]:
     views: list[Node] = []
     readers: list[Node] = []
     for user in node.users:
-        if user.users and user.all_input_nodes == [node] and _base(user) is not None:
+        if user.users and user.all_input_nodes == [node] and base_of(user) is not None:
             more, deeper = _readers(user)
             views += [user, *more]
             readers += deeper

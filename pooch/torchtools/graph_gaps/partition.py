@@ -10,10 +10,11 @@ import importlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from .insertion import insert_gaps
+from .recompute import ROOMS, knowing_inputs, partition_within, room_now
 
 
 class Gaps:
@@ -29,7 +30,7 @@ class Gaps:
         with self._lock:
             self._users += 1
             if self._users == 1:
-                self._undo = [_wrap_aot(), _set_partitioner()]
+                self._undo = [_wrap_aot(), _set_partitioner(), _keep_cache_away()]
 
     def end(self) -> None:
         """Want none any more."""
@@ -62,9 +63,12 @@ def _wrap_aot() -> Callable[[], None]:
 
     @wraps(partition)
     def with_gaps(*arguments: Any, **options: Any) -> Any:
-        forward, backward, outputs = partition(*arguments, **options)
-        if not _is_of_inductor(arguments, options):
-            insert_gaps(forward, backward, outputs)
+        joint, _, metadata, *_ = arguments
+        with knowing_inputs(joint, metadata):
+            if _is_of_inductor(arguments, options):
+                return partition(*arguments, **options)
+            forward, backward, outputs = _partitioned(partition, arguments, options)
+        insert_gaps(forward, backward, outputs)
         return forward, backward, outputs
 
     setattr(module, name, with_gaps)
@@ -74,6 +78,16 @@ def _wrap_aot() -> Callable[[], None]:
             setattr(module, name, partition)
 
     return undo
+
+
+def _partitioned(partition: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    room = room_now()
+    if room is None:
+        return partition(*arguments, **options)
+    joint, *others = arguments
+    return partition_within(
+        room, joint, lambda trial: partition(trial, *others, **options), lambda found: int(found[2]), fuses=False
+    )
 
 
 def _is_of_inductor(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
@@ -98,6 +112,19 @@ def _set_partitioner() -> Callable[[], None]:
             config.custom_partitioner_fn = theirs
 
     return undo
+
+
+def _keep_cache_away() -> Callable[[], None]:
+    """Have graphs partitioned anew where they may make values again: how much is no part of the key of a cache.
+
+    Inductor's own cache knows the graphs that come of it. It is not asked how much room there is, which may take long:
+    each compiled call begins so.
+    """
+    config: Any = _loaded("torch._functorch.config")
+    if not ROOMS or not getattr(config, "enable_autograd_cache", False):
+        return _nothing
+    config.enable_autograd_cache = False
+    return partial(setattr, config, "enable_autograd_cache", True)
 
 
 def _loaded(name: str) -> Any:

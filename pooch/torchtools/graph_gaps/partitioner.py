@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from .generated_code import rewrite_code
 from .insertion import mark_gaps, source_hash
+from .recompute import partition_within, room_now
 
 
 class PartitionerWithGaps(CustomPartitionerFn):
@@ -28,12 +29,28 @@ class PartitionerWithGaps(CustomPartitionerFn):
         self, gm: GraphModule, joint_inputs: Sequence[object], **options: Any
     ) -> tuple[GraphModule, GraphModule]:
         """Return the forward and the backward graph of a joint graph."""
-        partition = min_cut_rematerialization_partition if self._theirs is None else self._theirs
-        forward, backward = partition(gm, joint_inputs, **options)
+        outputs = options["num_fwd_outputs"]
+        forward, backward = self._partitioned(gm, joint_inputs, options)
         if not config.cpp_wrapper:  # it writes no Python, in which our operators are called
             rewrite_code()
-            mark_gaps(forward, backward, options["num_fwd_outputs"])
+            mark_gaps(forward, backward, outputs)
         return forward, backward
+
+    def _partitioned(
+        self, joint: GraphModule, inputs: Sequence[object], options: dict[str, Any]
+    ) -> tuple[GraphModule, GraphModule]:
+        if self._theirs is not None:  # what it makes again is for it to say
+            return self._theirs(joint, inputs, **options)
+
+        def partition(trial: GraphModule) -> tuple[GraphModule, GraphModule]:
+            return min_cut_rematerialization_partition(trial, inputs, **options)
+
+        room = room_now()
+        if room is None:
+            return partition(joint)
+        outputs = options["num_fwd_outputs"]
+        found = partition_within(room, joint, partition, lambda _: outputs, fuses=True)
+        return found[0], found[1]
 
     def uuid(self) -> Any:
         """Return what tells code that this has made from other code."""
