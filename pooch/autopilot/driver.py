@@ -365,14 +365,18 @@ class StepDriver:
             self.abandon()
             raise
 
-    def find_more(self) -> int:
-        """Collect garbage, or else let the optimizers' state leave in the step that runs; return the freed bytes."""
+    def find_more(self) -> int | None:
+        """Collect garbage, or else let the optimizers' state leave in the step that runs.
+
+        Returns:
+            The bytes that garbage has freed, or None if there was none and nothing more may leave.
+        """
         self.take_over()
         freed_bytes = self._garbage.collect(self._steps)
         running = self._running
-        if not freed_bytes and running is not None and running.is_of_this_thread:
-            self._persistence.let_state_leave_now()
-        return freed_bytes
+        if freed_bytes or running is None or not running.is_of_this_thread:
+            return freed_bytes or None
+        return 0 if self._persistence.let_state_leave_now() else None
 
     def _prepare(self, stats: RunStats, models: list[torch.nn.Module]) -> None:
         """Prepare for a step whose values may leave."""
@@ -739,9 +743,9 @@ def _take_over(driver: weakref.ref[StepDriver]) -> None:
         here.take_over()
 
 
-def _find_more(driver: weakref.ref[StepDriver]) -> int:
+def _find_more(driver: weakref.ref[StepDriver]) -> int | None:
     here = driver()
-    return 0 if here is None else here.find_more()
+    return None if here is None else here.find_more()
 
 
 def _close(

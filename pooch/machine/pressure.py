@@ -58,7 +58,7 @@ class Pressure:
         stayed_bytes: The most that had to stay then because the tier did not take it.
         stall_ms: Time that making room has taken in the current step.
         persistent: The values that outlive steps and may leave too, or None.
-        last_resort: Asked where nothing more can leave: it may let more leave, and returns how many bytes it has freed.
+        last_resort: Asked where nothing more can leave: returns how many bytes it has freed, or None if nothing is found.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Pressure:
         self._share: float | None = None
         self._keeping: weakref.WeakSet[Keeper] = weakref.WeakSet()
         self.persistent: PersistentValues | None = None
-        self.last_resort: Callable[[], int] = int  # none
+        self.last_resort: Callable[[], int | None] = type(None)  # finds nothing
 
     # Steps ------------------------------------------------------------------------------------------------------------
 
@@ -182,9 +182,9 @@ class Pressure:
                     return
             spare_bytes = int(_SPARE_SHARE * (self.budget_bytes - self._start_bytes))
             freed_bytes = self._evict_cheapest(max(missing_bytes, spare_bytes))
-            if freed_bytes < missing_bytes and self._share is None:
-                freed_bytes += self.last_resort()
-                freed_bytes += self._evict_cheapest(missing_bytes - freed_bytes)
+            may_find = freed_bytes < missing_bytes and self._share is None
+            if may_find and (found_bytes := self.last_resort()) is not None:
+                freed_bytes += found_bytes + self._evict_cheapest(missing_bytes - freed_bytes - found_bytes)
             if freed_bytes < missing_bytes and self._health.fault is not None:
                 here_bytes = sum(value.size_bytes for value in self._values if self._can_leave(value))
                 self.stayed_bytes = max(self.stayed_bytes, here_bytes)

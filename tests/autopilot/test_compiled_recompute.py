@@ -146,7 +146,9 @@ def test_buffers_that_change_in_the_forward_pass_and_dropout_have_the_bits_of_th
 
 
 @pytest.mark.parametrize(
-    ("way", "parts"), [(blocks_in_place, 3), (whole, 1), (lambda model, backend: model, 0)], ids=str
+    ("way", "parts"),
+    [(blocks_in_place, 3), (whole, 1), (lambda model, backend: model, 0)],
+    ids=["blocks", "whole", "nothing"],
 )
 def test_parts_that_are_compiled_are_counted(way: Callable[[nn.Module, str], nn.Module], parts: int) -> None:
     assert compiled_parts([way(Language(), "aot_eager")]) == parts

@@ -271,6 +271,19 @@ def test_what_is_accessed_without_an_op_stays_until_that_has_ended(kept: Kept) -
     assert same(tensor + 0, fresh() + 1)
 
 
+def test_what_writes_is_told_of_a_copy_that_reads_and_what_reads_is_not(apart: Apart) -> None:
+    tensor = fresh()
+    home = apart.add(tensor)
+    home.is_read = True
+    assert same(tensor + 0, fresh())
+    assert not apart.brought
+    assert home.is_read
+    for _ in range(2):
+        tensor.add_(1)
+    assert apart.brought == [[home.key]]
+    assert not home.is_read
+
+
 def test_what_is_resized_stays_as_its_room_is_of_another_size(kept: Kept) -> None:
     before, tensor, after = torch.full((8,), 1.0), fresh(), torch.full((8,), 2.0)
     for each in (before, tensor, after):

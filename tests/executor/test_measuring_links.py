@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,6 +23,16 @@ MIB = 2**20
 PLENTY = 2**40
 
 
+class Limited:
+    """An arena from which copies come in another way."""
+
+    def __init__(self, arena: CpuArena, copy_in: Callable[..., CpuTicket]) -> None:
+        self._arena, self.copy_in = arena, copy_in
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._arena, name)
+
+
 class Sizes(CpuEngine):
     """Notes the room that is taken for copies, and has no more device memory than `most_bytes` for what comes back."""
 
@@ -35,9 +45,7 @@ class Sizes(CpuEngine):
         self.taken.append(size_bytes)
         self.asked.clear()
         arena = super().open_arena(size_bytes)
-        limited: Any = arena
-        limited.copy_in = partial(self.fill, arena.copy_in)
-        return arena
+        return cast(CpuArena, Limited(arena, partial(self.fill, arena.copy_in)))
 
     def fill(self, copy_in: Callable[..., CpuTicket], storage: torch.UntypedStorage, offset_bytes: int) -> CpuTicket:
         self.asked.set()

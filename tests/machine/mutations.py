@@ -121,7 +121,7 @@ PRESSURE = (
     Mutation("a copy out has no room", "pressure", "            place = owner.take_place(value.size_bytes)\n", "            place = owner.take_place(1)\n"),
     Mutation("what is copied is dropped before the copy is done", "pressure", "        self.store.finish_out(value, self.stats)\n        if value in", "        value.is_copied, value.ticket = True, None\n        if value in"),
     Mutation("what was copied ahead is dropped under the program", "pressure", "        return 0 if value.is_held_elsewhere(self.memory) else self._drop(value)\n", "        return self._drop(value)\n"),
-    Mutation("what is read ahead is not there", "pressure", "            if not other.is_copied or other.owner() is None:", "            if other.owner() is None:"),
+    Mutation("what is there is read ahead", "away", "            if value.storage is None and value.is_copied:", "            if value.is_copied:"),
     Mutation("a value that is away is handed over", "pressure", "                self.stats.late_swaps += 1\n                self._bring_back(value)\n", "                self.stats.late_swaps += 1\n                value.storage = self.memory.new(value.size_bytes)\n"),
     Mutation("a value is read before it is back", "pressure", "            self.store.finish_in(value, self.stats)\n            assert value.storage", "            assert value.storage"),
     Mutation("a value that was read stays for ever", "pressure", "            value.is_busy = was_busy\n", "            pass\n"),
