@@ -58,7 +58,7 @@ class Pressure:
         stayed_bytes: The most that had to stay then because the tier did not take it.
         stall_ms: Time that making room has taken in the current step.
         persistent: The values that outlive steps and may leave too, or None.
-        last_resort: Asked where nothing more can leave: returns how many bytes it has freed, or None if nothing is found.
+        last_resort: Asked where nothing more can leave; returns how many bytes it has freed, or None if it has nothing.
     """
 
     def __init__(
