@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.cuda._sanitizer import CUDASanitizerErrors
 
 import pooch
 from tests.simulated_cuda.mistakes import take_mistakes
@@ -202,6 +201,8 @@ def unseen_by_the_sanitizer_block_given_back(other: torch.cuda.Stream) -> object
 
 def seen(run: Program) -> dict[str, list[str]]:
     """What both say of one program."""
+    from torch.cuda._sanitizer import CUDASanitizerErrors  # this import alone has PyTorch trace the whole process
+
     take_mistakes()
     sanitizer, kept = [], None
     try:
