@@ -623,7 +623,7 @@ class StepDriver:
             self.budget.step_was_recorded(profile.peak_bytes)
         elif running.decision == "online" and is_complete and running.is_whole:
             self.budget.step_was_counted()
-        elif running.decision == "in-core" and is_complete and running.is_whole:
+        elif running.known.reason == OWN_HOOKS and is_complete and running.is_whole:
             self.budget.step_was_recorded(peak_bytes)
         elif running.decision == "record":
             self.library.not_recorded(running.key, running.known)
