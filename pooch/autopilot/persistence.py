@@ -28,7 +28,7 @@ from ..machine.persistent import Kind, Moved
 from ..torchtools.calls import compiled_part
 from ..torchtools.optimizer_slices import OptimizerSlices
 from ..torchtools.standing_aside import CallsEverywhere
-from ..torchtools.tensors import find_tensors
+from ..torchtools.tensors import find_tensors, tensor_bytes
 from ..torchtools.watch import LIBRARY, unmark
 from .summary import MovedKind
 
@@ -305,11 +305,18 @@ class Persistence:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         here_bytes = sum(parameter.nbytes for parameter in parameters)
         needed_bytes = here_bytes + sum(parameter.nbytes for parameter in trained if parameter.grad is None)
-        room_bytes = int(TIGHT_SHARE * (self._room_bytes(here_bytes) or budget_bytes))
+        beside_bytes = self._room_bytes(here_bytes) or self._room_bytes(here_bytes + self._state_bytes(trained))
+        room_bytes = int(TIGHT_SHARE * (beside_bytes or budget_bytes))
         most_bytes = (MOST_MOMENTS + TEMPORARIES) * sum(parameter.nbytes for parameter in trained)
         if not needed_bytes <= room_bytes < needed_bytes + most_bytes:
             return needed_bytes > room_bytes
         return needed_bytes + self._stepping_bytes(trained) > room_bytes
+
+    def _state_bytes(self, trained: Sequence[torch.nn.Parameter]) -> int:
+        """What state the optimizers have that were given."""
+        given = [optimizer for optimizer in (each() for each in self._given) if optimizer is not None]
+        states = [optimizer.state[each] for optimizer in given for each in trained if each in optimizer.state]
+        return sum(tensor_bytes(tensor) for tensor in find_tensors(states))
 
     def _stepping_bytes(self, trained: Sequence[torch.nn.Parameter]) -> int:
         """What the first step of the optimizers adds, where that is known: moments to come, and temporary tensors."""

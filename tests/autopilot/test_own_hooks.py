@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pooch
 from pooch.autopilot.summary import AutoSummary
-from pooch.executor.live_bytes import live_bytes_of
+from tests.live_before import live_before
 
 WIDTH, ROWS, STEPS = 128, 1024, 6
 ACTIVATION_BYTES = 4 * WIDTH * ROWS
@@ -44,10 +43,7 @@ def trained(
     optimizer = torch.optim.SGD(blocks.parameters(), lr=0.1)
     auto = None
     if isinstance(budget, int):
-        gc.collect()
-        live = live_bytes_of(torch.device("cpu"))
-        budget += live.now()
-        live.close()
+        budget += live_before()
     if budget is not None:
         auto = pooch.auto(list(blocks), budget, optimizer, quiet=True)
     losses = []

@@ -13,6 +13,7 @@ from torch import nn, optim
 import pooch
 from pooch.torchtools import watch
 from tests.autopilot.persistent_nets import NETS
+from tests.live_before import live_before
 
 pytestmark = [
     pytest.mark.skipif(watch.LIBRARY.get() is None, reason="nothing leaves without what watches natively"),
@@ -75,6 +76,7 @@ def step(model: nn.Module, loss_of: Any, optimizer: optim.Optimizer, feature: st
 
 def trained(net: str, optimizer_name: str, feature: str, *, within: bool) -> tuple[list[float], list[bytes], bytes]:
     """The losses, all that outlives the steps, and the random state."""
+    before_bytes = live_before()
     torch.manual_seed(0)
     model = NETS[net].build()
     optimizer = OPTIMIZERS[optimizer_name](groups_of(model, NETS[net].groups))
@@ -85,7 +87,7 @@ def trained(net: str, optimizer_name: str, feature: str, *, within: bool) -> tup
         auto = None
         if within:
             whole_bytes = sum(each.nbytes * (4 if each.requires_grad else 1) for each in model.parameters())
-            budget_bytes = int(SHARE * whole_bytes) + ROOM_BYTES
+            budget_bytes = before_bytes + int(SHARE * whole_bytes) + ROOM_BYTES
             auto = stack.enter_context(pooch.auto(model, budget_bytes, optimizer, quiet=True))
         torch.manual_seed(1)
         for _ in range(STEPS):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Literal
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 import pooch
 from pooch.autopilot import Auto
 from pooch.autopilot.requests import PlanRequests
-from pooch.executor.live_bytes import live_bytes_of
+from tests.live_before import live_before
 
 Way = Literal["plain", "auto", "apply"]
 SIDE = 96  # of a tensor: 36 KiB, more than the smallest that leaves
@@ -38,13 +37,10 @@ class Net(nn.Module):
 @contextmanager
 def held(model: nn.Module, share: float = 3.0) -> Iterator[Auto]:
     """A budget of a few tensors above what is live, so that all that can leave does. Nothing is planned beside."""
-    gc.collect()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PlanRequests, "ask", lambda *_: None)
         patch.setattr(PlanRequests, "warm_up", lambda *_: None)
-        live = live_bytes_of(torch.device("cpu"))  # also what an earlier test left behind, unseen by the collector
-        budget_bytes = live.now() + int(share * 4 * SIDE * SIDE)
-        live.close()
+        budget_bytes = live_before() + int(share * 4 * SIDE * SIDE)
         with Auto([model], budget_bytes, tell=lambda _: None) as auto:
             yield auto
 
