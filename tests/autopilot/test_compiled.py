@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from pooch.autopilot import AutoSummary, auto
 from pooch.executor.compiled import CopiedCalls
+from tests.autopilot.under import Under
 from tests.compiled_models import (
     MODELS,
     WIDTH,
@@ -29,25 +29,6 @@ from tests.compiled_models import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
-
-class Under:
-    """Holds a budget over a training, and keeps what happened."""
-
-    def __init__(self, budget: str = "70%") -> None:
-        self.budget, self.told = budget, list[str]()
-        self.summary: AutoSummary | None = None
-
-    def __call__(self, model: Any) -> Any:
-        self._auto = auto(model, self.budget, tell=self.told.append)
-        return self
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *exception: object) -> None:
-        self.summary = self._auto.summary()
-        self._auto.remove()
 
 
 def compared(name: str, way: Way, backend: str, budget: str = "70%", **options: Any) -> tuple[Trained, Under]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,32 +12,19 @@ from pooch.api.recompute import compiled_parts
 from pooch.autopilot import auto
 from pooch.errors import UsageError
 from tests.autopilot.test_compiled import Changing, gradients
+from tests.autopilot.under import Under
 from tests.compiled_models import Language, Trained, Way, blocks_in_place, trained, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
-class Allowed:
-    """Holds a budget under which graphs may make values again, and keeps what happened."""
-
-    def __init__(self, budget: str | int = "50%") -> None:
-        self.budget, self.told = budget, list[str]()
-        self.summary: Any = None
-
-    def __call__(self, model: Any) -> Any:
-        self._auto = auto(model, self.budget, tell=self.told.append, allow_recompute="rounding")
-        return self
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *exception: object) -> None:
-        self.summary = self._auto.summary()
-        self._auto.remove()
+def rounding(budget: str | int) -> Under:
+    """A budget under which graphs may make values again."""
+    return Under(budget, allow_recompute="rounding")
 
 
-def allowed(name: str, way: Way, backend: str, budget: str | int = "50%") -> tuple[Trained, Trained, Allowed]:
-    under = Allowed(budget)
+def allowed(name: str, way: Way, backend: str, budget: str | int = "50%") -> tuple[Trained, Trained, Under]:
+    under = rounding(budget)
     plain = trained(name, way, backend, steps=4)
     budgeted = trained(name, way, backend, steps=4, prepared=under)
     assert budgeted.compiled == plain.compiled, "nothing is compiled by us, and nothing anew"
@@ -67,24 +53,14 @@ def test_inductor_makes_what_it_fuses_again() -> None:
 
 
 def test_nothing_is_made_again_by_default() -> None:
-    summaries = []
-
-    class Exact(Allowed):
-        def __call__(self, model: Any) -> Any:
-            self._auto = auto(model, self.budget, tell=self.told.append)
-            return self
-
-        def __exit__(self, *exception: object) -> None:
-            super().__exit__(*exception)
-            summaries.append(self.summary)
-
+    under = Under("50%")
     plain = trained("language", whole, "aot_eager", steps=4)
-    assert trained("language", whole, "aot_eager", steps=4, prepared=Exact()).is_as(plain)
-    assert summaries[0].made_again.graphs == 0
+    assert trained("language", whole, "aot_eager", steps=4, prepared=under).is_as(plain)
+    assert under.summary.made_again.graphs == 0
 
 
 def test_nothing_is_made_again_that_fits() -> None:
-    under = Allowed("1GiB")
+    under = rounding("1GiB")
     plain = trained("language", whole, "aot_eager", steps=2)
     assert trained("language", whole, "aot_eager", steps=2, prepared=under).is_as(plain)
     assert under.summary.made_again.graphs == 0
@@ -108,7 +84,7 @@ def test_what_a_graph_writes_to_is_not_read_again_for_what_it_was_before(budget:
         return Changing()
 
     expected = gradients(built())
-    model, under = built(), Allowed(budget)
+    model, under = built(), rounding(budget)
     with under(model):
         assert all(map(torch.equal, gradients(model), expected))
 
@@ -139,7 +115,7 @@ def test_buffers_that_change_in_the_forward_pass_and_dropout_have_the_bits_of_th
         return Counted()
 
     expected = gradients(built())
-    model, under = whole(built(), "aot_eager"), Allowed("40%")
+    model, under = whole(built(), "aot_eager"), rounding("40%")
     with under(model):
         assert all(map(torch.equal, gradients(model), expected))
     assert under.summary.made_again.graphs == 1

@@ -20,6 +20,7 @@ from pooch.ir import Profile
 from pooch.torchtools import free_budget as of_free
 from pooch.torchtools.free_budget import FreeBudget, less_a_margin
 from pooch.torchtools.memory_trace import live_bytes
+from tests.autopilot.stepping import stepped
 from tests.executor.online.zoo import WIDTH, Layers
 from tests.executor.support import quick_profile
 
@@ -62,13 +63,6 @@ def a_job(rows: int = 4096) -> tuple[torch.nn.Module, Callable[[], Tensor]]:
     model = Layers(torch.tanh, depth=5).to(device)
     inputs = torch.randn(rows, WIDTH, device=device)
     return model, lambda: model(inputs).square().mean()
-
-
-def stepped(forward: Callable[[], Tensor], model: torch.nn.Module) -> list[Tensor]:
-    model.zero_grad()
-    loss = forward()
-    loss.backward()
-    return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None)]
 
 
 def peak_of(held: Auto) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import pooch
-from pooch.executor.live_bytes import live_bytes_of
+from tests.live_before import live_bytes
 
 WIDTH, ROWS = 128, 1024
 ACTIVATION_BYTES = 4 * WIDTH * ROWS
@@ -33,14 +33,6 @@ def garbage() -> None:
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(*[each for _ in range(6) for each in (nn.Linear(WIDTH, WIDTH), nn.Tanh())])
-
-
-def live_bytes() -> int:
-    live = live_bytes_of(torch.device("cpu"))
-    try:
-        return live.now()
-    finally:
-        live.close()
 
 
 def test_what_a_step_leaves_in_cycles_is_collected_where_it_is_in_the_way() -> None:

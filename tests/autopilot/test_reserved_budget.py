@@ -18,6 +18,7 @@ from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.reserved_memory import ReservedMemory
 from pooch.errors import UsageError
 from pooch.torchtools import accelerators
+from tests.autopilot.stepping import stepped
 from tests.children import child_environment
 from tests.executor.online.zoo import WIDTH, Layers
 from tests.executor.support import quick_profile
@@ -46,13 +47,6 @@ def a_job() -> tuple[torch.nn.Module, Callable[[], Tensor]]:
     model = Layers(torch.tanh, depth=20).to("cuda")
     inputs = torch.randn(32768, WIDTH, device="cuda")
     return model, lambda: model(inputs).square().mean()
-
-
-def stepped(forward: Callable[[], Tensor], model: torch.nn.Module) -> list[Tensor]:
-    model.zero_grad()
-    loss = forward()
-    loss.backward()
-    return [loss.detach(), *(parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None)]
 
 
 @pytest.mark.gpu
