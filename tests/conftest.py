@@ -12,6 +12,7 @@ import torch
 
 from pooch.executor.floor import Floor
 from pooch.torchtools import watch
+from pooch.torchtools.cuda_only import forget_blas_workspaces
 from tests.chosen_device import chosen_device
 from tests.executor.copiers import use_copier
 from tests.executor.native_mutations import SOURCES_VARIABLE
@@ -54,6 +55,8 @@ def pytest_runtest_teardown() -> None:
     """A test that failed must not hold its tensors, which would take a part of the budgets of those after it."""
     for name in ("last_traceback", "last_value", "last_exc"):
         vars(sys).pop(name, None)
+    if torch.cuda.is_initialized():
+        forget_blas_workspaces()  # there is one for each stream that a test has multiplied on
 
 
 @pytest.fixture(autouse=True)

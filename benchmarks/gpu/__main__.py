@@ -37,6 +37,8 @@ PARTS = (
     Part("workload:gpt2", 45, 110, ("transformers",)),
     Part("workload:unet3d", 45, 110, ("monai",)),
     Part("workload:lstm", 45, 110),
+    Part("auto:activations", 40, 110, ("transformers",)),
+    Part("auto:state", 40, 120, ("transformers",)),
     Part("doctor", 30, 90),
     # Tests of either device, with their tensors on this one. They may take longer than what is left by now: then
     # `--part tests:either-device` runs them alone.

@@ -15,7 +15,7 @@ from benchmarks.gpu.job import Job, Verdict
 from tests.device_parts import PARTS, DevicePart
 
 PREFIX = "tests:"
-PROCESSES = 4  # beside one another, where pytest-xdist is there
+PROCESSES = min(8, max(2, (os.cpu_count() or 2) // 2))  # beside one another, where pytest-xdist is there
 
 
 def run(job: Job) -> Verdict:

@@ -25,6 +25,8 @@ def find(name: str) -> Callable[[Job], Verdict]:
         from benchmarks.gpu.links import run
     elif name == "hooks":
         from benchmarks.gpu.hooks import run
+    elif name.startswith("auto:"):
+        from benchmarks.gpu.under_auto import run
     elif name == "doctor":
         from benchmarks.gpu.doctor import run
     elif name.startswith("workload:"):

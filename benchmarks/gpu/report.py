@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.gpu.account import Result
 
 TABLES = {
+    "auto": "`pooch.auto` beside the ways of others",
     "links": "Links",
     "sizes": "Copies by size",
     "hooks": "Cost of hooks",

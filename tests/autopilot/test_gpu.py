@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pooch.autopilot import Auto, auto
 from pooch.autopilot.finding import ModelFinder
 from pooch.executor.engines import make_engine
-from pooch.ir import Op, Profile
+from pooch.ir import HookCosts, Op, Profile
 from tests.executor.online.zoo import WIDTH, Layers
 from tests.executor.support import assert_same
 
@@ -86,7 +86,7 @@ def test_a_plan_is_made_with_the_link_of_the_device_and_followed(held: tuple[nn.
     profile, engine = profile_of(auto), make_engine(CUDA)
     assert profile.device.kind == "cuda"
     assert profile.link.tier == engine.description
-    assert profile.hooks.op_ms > 0
+    assert profile.hooks != HookCosts()  # they were measured
     engine.close()
     summary = auto.summary()
     assert summary.steps_on_plan

@@ -79,9 +79,10 @@ def test_what_is_reserved_never_passes_the_budget() -> None:
 @pytest.mark.usefixtures("no_plans")
 def test_a_limit_of_the_program_s_own_stays_and_comes_back() -> None:
     model, forward = a_job()
+    total_bytes = accelerators.total_bytes(torch.device("cuda"))
     torch.cuda.set_per_process_memory_fraction(0.5)
     try:
-        for size, share in ((BUDGET, BUDGET / accelerators.total_bytes(torch.device("cuda"))), ("3GiB", 0.5)):
+        for size, share in ((BUDGET, BUDGET / total_bytes), (total_bytes * 3 // 4, 0.5)):
             with auto(model, size, bound="reserved", quiet=True):
                 assert torch.cuda.get_per_process_memory_fraction() == 0.5
                 for _ in range(2):

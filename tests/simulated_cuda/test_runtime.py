@@ -266,11 +266,12 @@ def test_memory_ends_exactly_at_the_device_s_size() -> None:
 
 def test_a_fraction_of_the_memory_is_a_limit_of_its_own() -> None:
     total = torch.cuda.mem_get_info()[1]
+    torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 64 * MIB) / total)
     try:
         kept = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
         with pytest.raises(torch.OutOfMemoryError):
-            torch.empty(MIB, dtype=torch.uint8, device="cuda")
+            torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
         del kept
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -1,0 +1,242 @@
+"""`pooch.auto` beside what users have at hand: a GPT-2 with dropout and AdamW, trained in every way for the same steps.
+
+"auto:activations" is a model most of whose memory is activations; "auto:state" one most of whose memory is parameters,
+gradients and the optimizer's state. `pooch.auto` trains at the measured peak of each other way, and at shares of the
+plain one. Peaks are PyTorch's own (`max_memory_allocated`), over whole steps, the optimizer's included.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+import pooch
+from benchmarks.gpu.job import Job, Verdict
+from benchmarks.gpu.repeatable import on_device, use_deterministic_kernels
+from pooch.ground.units import format_bytes, format_ms
+from pooch.torchtools import accelerators
+
+VOCABULARY, SMALL_VOCABULARY = 50257, 500
+TIMED_STEPS = 5  # the last ones
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model, and how it is trained.
+
+    Attributes:
+        layers, width, heads: of GPT-2.
+        batch_size, length: of the batches of tokens.
+        steps: how many.
+        others: the ways of others.
+        shares: budgets as shares of the plain peak.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    batch_size: int
+    length: int
+    steps: int
+    others: tuple[str, ...]
+    shares: tuple[float, ...]
+
+
+CASES = {
+    "auto:activations": Case(12, 768, 12, 16, 1024, 14, ("checkpointing", "save_on_cpu"), (0.7, 0.4)),
+    "auto:state": Case(36, 1280, 20, 4, 1024, 12, ("checkpointing", "FSDP2 on the host"), (0.5, 0.25)),
+}
+SMALL = {"layers": 3, "width": 64, "heads": 2, "batch_size": 4, "length": 64, "steps": 7}
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a training showed.
+
+    Attributes:
+        peaks_bytes: of each step.
+        steps_ms: of each step.
+        bits: the losses, and two sums over the bits of each parameter at the end.
+        summary: what `pooch.auto` says of it.
+    """
+
+    peaks_bytes: tuple[int, ...]
+    steps_ms: tuple[float, ...]
+    bits: tuple[Any, ...]
+    summary: str = ""
+    lines: tuple[str, ...] = ()
+
+    @property
+    def later_peak_bytes(self) -> int:
+        return max(self.peaks_bytes[1:])
+
+    @property
+    def step_ms(self) -> float:
+        return statistics.median(self.steps_ms[-TIMED_STEPS:])
+
+
+def run(job: Job) -> Verdict:
+    """Train in every way; broken are different bits, and a later step than the first over its budget."""
+    case = CASES[job.name]
+    shaky = use_deterministic_kernels(lambda: _one_step(job))
+    if shaky:
+        job.add("notes", f"no deterministic kernel: {shaky}")
+    if job.small:
+        case = Case(**SMALL, others=case.others[:1], shares=(0.97,))
+    plain = _row(job, case, "plain", 0, None)
+    assert plain is not None, job.data
+    budgets = {f"{share:.0%} of the plain peak": int(share * plain.later_peak_bytes) for share in case.shares}
+    for way in case.others:
+        other = _row(job, case, way, 0, plain)
+        if other is not None:
+            budgets[f"the peak of {way}"] = other.later_peak_bytes
+    problems = []
+    for name, budget_bytes in sorted(budgets.items(), key=lambda item: -item[1]):
+        if job.left_s < 20:
+            problems.append(f"not run: {name}")
+            continue
+        found = _row(job, case, f"pooch.auto, {name}", budget_bytes, plain)
+        if found is None or found.bits != plain.bits:
+            problems.append(f"{name}: {'died' if found is None else 'other bits'}")
+        elif found.later_peak_bytes > budget_bytes:
+            problems.append(f"{name}: {found.later_peak_bytes - budget_bytes} bytes over the budget")
+    broken = [problem for problem in problems if not problem.startswith("not run")]
+    if broken:
+        return Verdict("failed", "; ".join(broken))
+    return Verdict("not run" if problems else "passed", "; ".join(problems) or f"{len(budgets)} budgets")
+
+
+def _row(job: Job, case: Case, way: str, budget_bytes: int, plain: Trained | None) -> Trained | None:
+    """Train in one way, and write down what is found; None where that fails."""
+    job.tell(f"{way} {format_bytes(budget_bytes) if budget_bytes else ''}")
+    started_s = time.monotonic()
+    row: dict[str, object] = {"model": job.name.partition(":")[2], "way": way}
+    row |= {"budget": format_bytes(budget_bytes)} if budget_bytes else {}
+    try:
+        found = _train(job, case, way, budget_bytes)
+    except Exception as error:  # noqa: BLE001, one way that fails is a row, and no end of the others
+        job.add("auto", row | {"same bits": f"failed: {type(error).__name__}: {str(error)[:200]}"})
+        return None
+    finally:
+        gc.collect()
+        accelerators.empty_cache(on_device(job.device))
+    compared = {
+        "first step's peak": format_bytes(found.peaks_bytes[0]),
+        "later peak": format_bytes(found.later_peak_bytes),
+        "step": format_ms(found.step_ms),
+        "over plain": f"{found.step_ms / (plain or found).step_ms:.3f}",
+        "first step": format_ms(found.steps_ms[0]),
+        "same bits": "yes" if found.bits == (plain or found).bits else "NO",
+    }
+    job.add("auto", row | compared)
+    for line in (*found.lines, *found.summary.splitlines()):
+        job.add("notes", f"{way}: {line}")
+    raw = {"way": way, "budget": budget_bytes, "peaks_bytes": found.peaks_bytes, "steps_ms": found.steps_ms}
+    job.data.setdefault("raw", []).append(raw)
+    job.tell(f"{way}: {time.monotonic() - started_s:.0f} s")
+    return found
+
+
+def _train(job: Job, case: Case, way: str, budget_bytes: int) -> Trained:
+    device = on_device(job.device)
+    torch.manual_seed(0)
+    model = _model(case, _vocabulary(job)).to(device)
+    peaks_bytes, steps_ms, losses = [], [], []
+    lines: list[str] = []
+    with ExitStack() as stack:
+        if way == "checkpointing":
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        elif way.startswith("FSDP2"):
+            stack.enter_context(_on_the_host(model))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        auto = pooch.auto(model, budget_bytes, optimizer, tell=lines.append) if budget_bytes else None
+        around: Callable[[], Any] = nullcontext
+        if way == "save_on_cpu":
+            around = lambda: torch.autograd.graph.save_on_cpu(pin_memory=True)  # noqa: E731
+        peak = _Peak(device)
+        for _ in range(case.steps):
+            start_s = time.perf_counter()
+            tokens = torch.randint(0, _vocabulary(job), (case.batch_size, case.length)).to(device)
+            optimizer.zero_grad()
+            with around():
+                loss = model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            del loss, tokens
+            accelerators.synchronize(device)
+            steps_ms.append((time.perf_counter() - start_s) * 1000)
+            peaks_bytes.append(peak.taken())
+        summary = ""
+        if auto is not None:
+            summary = str(auto.summary())
+            auto.remove()
+        bits = () if way.startswith("FSDP2") else tuple(map(_sums, model.parameters()))
+    return Trained(tuple(peaks_bytes), tuple(steps_ms), (*losses, *bits), summary, tuple(lines))
+
+
+def _one_step(job: Job) -> None:
+    small = Case(**SMALL, others=(), shares=())
+    model = _model(small, SMALL_VOCABULARY).to(on_device(job.device))
+    tokens = torch.randint(0, SMALL_VOCABULARY, (4, small.length)).to(on_device(job.device))
+    model(input_ids=tokens, labels=tokens).loss.backward()
+
+
+def _vocabulary(job: Job) -> int:
+    return SMALL_VOCABULARY if job.small else VOCABULARY
+
+
+def _model(case: Case, vocabulary: int) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_layer": case.layers, "n_embd": case.width, "n_head": case.heads, "n_positions": case.length}
+    return GPT2LMHeadModel(GPT2Config(**sizes, vocab_size=vocabulary, use_cache=False)).train()
+
+
+class _Peak:
+    """The most bytes of tensors since it was last asked for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.taken()
+
+    def taken(self) -> int:
+        if self._device.type != "cuda":
+            return 1  # a rehearsal: there is no such counter
+        peak_bytes = torch.cuda.max_memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return peak_bytes
+
+
+def _sums(parameter: torch.Tensor) -> tuple[int, int]:
+    """Two sums over the bits of a parameter, of which one knows where they are."""
+    words = parameter.detach().reshape(-1).view(torch.int32).long()
+    places = torch.arange(len(words), device=words.device) % 8191 + 1
+    return int(words.sum()), int((words * places).sum())
+
+
+@contextmanager
+def _on_the_host(model: Any) -> Iterator[None]:
+    """FSDP2 on one rank: parameters, gradients and state on the host, where the optimizer computes."""
+    from torch import distributed
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+    with TemporaryDirectory() as folder:
+        meeting = f"file://{Path(folder) / 'store'}"
+        distributed.init_process_group("cpu:gloo,cuda:nccl", init_method=meeting, rank=0, world_size=1)
+        try:
+            for block in model.transformer.h:
+                fully_shard(block, offload_policy=CPUOffloadPolicy())
+            fully_shard(model, offload_policy=CPUOffloadPolicy())
+            yield
+        finally:
+            distributed.destroy_process_group()
