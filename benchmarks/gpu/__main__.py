@@ -29,7 +29,7 @@ from benchmarks.gpu.surroundings import EVERY_PART
 from benchmarks.gpu.wheels import FOLDER, ROOT
 
 PARTS = (
-    Part("tests:gpu", 30, 150, ("pytest",)),
+    Part("tests:gpu", 30, 210, ("pytest",)),
     Part("race", 20, 60),
     Part("links", 10, 30),
     Part("hooks", 10, 30),

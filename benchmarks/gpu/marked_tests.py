@@ -15,6 +15,7 @@ from benchmarks.gpu.job import Job, Verdict
 from tests.device_parts import PARTS, DevicePart
 
 PREFIX = "tests:"
+FAILURE_TAIL = 3000
 PROCESSES = min(8, max(2, (os.cpu_count() or 2) // 2))  # beside one another, where pytest-xdist is there
 
 
@@ -50,7 +51,9 @@ def judge(job: Job, report: Path) -> Verdict:
     job.data["counts"] = dict(kinds)
     for case in cases:
         for problem in (*case.findall("failure"), *case.findall("error")):
-            job.add("notes", f"{case.get('classname')}::{case.get('name')}: {_first_line(problem.get('message', ''))}")
+            name = f"{case.get('classname')}::{case.get('name')}"
+            job.add("notes", f"{name}: {_first_line(problem.get('message', ''))}")
+            job.add("failures", f"{name}\n{(problem.text or '')[-FAILURE_TAIL:]}")
     skipped = Counter(_first_line(s.get("message", "")) for case in cases for s in case.findall("skipped"))
     for reason, count in skipped.items():
         job.add("notes", f"{count} skipped: {reason}")
