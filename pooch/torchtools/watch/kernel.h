@@ -37,9 +37,9 @@ inline Arguments arguments_on(const Stack& stack, const c10::OperatorHandle& han
 
 // Asks Python whether an op that has failed can run again. If not, its error is thrown.
 inline void ask_to_run_again(State& state, const Operator& facts) {
-  static PyObject* const name = interned("can_run_again");
   const auto failure = std::current_exception();
   Gil gil;
+  static PyObject* const name = interned("can_run_again");
   if (state.carrier == nullptr) std::rethrow_exception(failure);
   Reference carrier = Reference::to(state.carrier);
   torch::translate_exception_to_python(failure);
@@ -111,7 +111,6 @@ inline std::shared_ptr<Recipe> to_replay(State& state, const Operator& facts, co
 // Passes an op to Python before and after it runs.
 inline void run_told(State& state, const Operator& facts, const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
                      const Arguments& arguments, Stack* stack, bool is_alone) {
-  static PyObject *const before = interned("before"), *const ended = interned("ended");
   Reference carrier, args, kwargs, storages;
   {
     Gil gil;
@@ -126,6 +125,7 @@ inline void run_told(State& state, const Operator& facts, const c10::OperatorHan
     Reference &carrier, &args, &kwargs, &storages;
     ~End() {
       Gil gil;
+      static PyObject* const ended = interned("ended");
       PyObject *type, *value, *trace;
       PyErr_Fetch(&type, &value, &trace);
       Reference none(PyObject_CallMethodNoArgs(carrier.get(), ended));
@@ -138,6 +138,7 @@ inline void run_told(State& state, const Operator& facts, const c10::OperatorHan
   state.is_recorded = recipe != nullptr;
   {
     Gil gil;
+    static PyObject* const before = interned("before");
     Reference alone = Reference::to(is_alone ? Py_True : Py_False);
     storages = call(carrier.get(), before, facts.function, args.get(), kwargs.get(), alone.get());
   }
@@ -238,8 +239,8 @@ inline bool is_due(State& state, const c10::OperatorHandle& handle) {
 
 // Has Python do what is due before an op that is expected, of which it hears nothing else. Returns whether it has.
 inline bool act(State& state) {
-  static PyObject* const name = interned("act");
   Gil gil;
+  static PyObject* const name = interned("act");
   if (state.carrier == nullptr) return false;
   Reference carrier = Reference::to(state.carrier);
   if (state.moves != nullptr) {

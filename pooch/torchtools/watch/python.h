@@ -7,6 +7,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Layout.h>
 
+#include <stdexcept>
 #include <utility>
 
 namespace torch::utils {
@@ -71,7 +72,9 @@ Reference call(PyObject* object, PyObject* name, Arguments*... arguments) {
   return checked(PyObject_CallMethodObjArgs(object, name, arguments..., nullptr));
 }
 
+// Without the lock of the interpreter, Python 3.12 and later end the process here, and earlier ones go on by luck.
 inline PyObject* interned(const char* text) {
+  if (PyGILState_Check() == 0) throw std::logic_error("a name of Python's is made without the interpreter's lock");
   return PyUnicode_InternFromString(text);
 }
 

@@ -530,7 +530,6 @@ inline PyTypeObject* region_type() {
 // Notes what an op is about to write over, and returns whether those are values of the step alone, so that it can run
 // again on copies of them. Python is told where it may have to act.
 inline bool note_written(State& state, const Operator& facts, const Arguments& arguments) {
-  static PyObject* const name = interned("written_over");
   bool can_repeat = true;
   each_marked(facts.written, arguments, [&](const at::Tensor& tensor) {
     if (!tensor.defined()) return;
@@ -540,6 +539,7 @@ inline bool note_written(State& state, const Operator& facts, const Arguments& a
     const bool is_minded = state.path && state.path->minds(*number);
     if (!(state.has_taken || state.holds_in_python || is_minded)) return state.written_over.add(*number);
     Gil gil;
+    static PyObject* const name = interned("written_over");
     if (state.carrier == nullptr) return;
     Reference carrier = Reference::to(state.carrier), wrapped = checked(THPVariable_Wrap(tensor));
     call(carrier.get(), name, wrapped.get());

@@ -62,8 +62,8 @@ inline double op_ms(State& state, int64_t elapsed_ns) {
   constexpr int64_t LONG_NS = 50'000;
   double elapsed_ms = static_cast<double>(elapsed_ns) / 1e6;
   if (elapsed_ns < LONG_NS) return elapsed_ms;
-  static PyObject* const name = interned("stall_ms");
   Gil gil;
+  static PyObject* const name = interned("stall_ms");
   if (state.carrier == nullptr) return elapsed_ms;
   Reference carrier = Reference::to(state.carrier), stall = checked(PyObject_CallMethodNoArgs(carrier.get(), name));
   const double stall_ms = PyFloat_AsDouble(stall.get());
@@ -80,8 +80,8 @@ inline void note_place(State& state, uint64_t recipe) {
     if (known->size() >= MOST) known->clear();
     if (!known->insert(combined(state.places, recipe)).second) return;
   }
-  static PyObject* const name = interned("note_place");
   Gil gil;
+  static PyObject* const name = interned("note_place");
   if (state.carrier == nullptr) return;
   Reference carrier = Reference::to(state.carrier), number = checked(PyLong_FromLongLong(static_cast<int64_t>(recipe)));
   call(carrier.get(), name, number.get());
