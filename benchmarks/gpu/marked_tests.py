@@ -16,7 +16,7 @@ from tests.device_parts import PARTS, DevicePart
 
 PREFIX = "tests:"
 FAILURE_TAIL = 3000
-PROCESSES = min(8, max(2, (os.cpu_count() or 2) // 2))  # beside one another, where pytest-xdist is there
+PROCESSES = min(12, max(2, (os.cpu_count() or 2) * 3 // 4))  # beside one another, where pytest-xdist is there
 
 
 def run(job: Job) -> Verdict:

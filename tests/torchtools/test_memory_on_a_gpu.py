@@ -121,6 +121,7 @@ def test_a_plan_keeps_the_bytes_that_it_was_asked_for(job: str) -> None:
 
 
 def test_a_block_that_is_not_split_counts_whole_and_was_asked_for_in_part() -> None:
+    torch.cuda.init()
     before = torch.cuda.memory_stats()
     with MemoryMeter(torch.device("cuda", torch.cuda.current_device())) as meter:
         tensor = torch.empty(11 * MIB + MIB // 2, dtype=torch.uint8, device="cuda")
