@@ -71,4 +71,4 @@ def _kind(case: ElementTree.Element) -> str:
 
 def _first_line(text: str) -> str:
     lines: Sequence[str] = text.strip().splitlines()
-    return lines[0][:200] if lines else "no message"
+    return lines[0][:400] if lines else "no message"

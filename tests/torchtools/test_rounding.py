@@ -57,4 +57,5 @@ def test_a_block_that_is_not_split_is_counted_as_rounding() -> None:
     asked = 12 * MIB - 700 * 1024  # 2 MiB are what segments are a multiple of, and less than 1 MiB is left
     block = torch.empty(asked, dtype=torch.uint8, device=device)
     assert rounding_bytes(device) - before in (700 * 1024, 0)  # 0: with expandable segments
-    assert torch.cuda.max_memory_allocated(device) - rounding_bytes(device) >= block.nbytes
+    counted = {name: number for name, number in torch.cuda.memory_stats(device).items() if "_bytes.all." in name}
+    assert torch.cuda.max_memory_allocated(device) - rounding_bytes(device) >= block.nbytes, counted
