@@ -55,7 +55,7 @@ def pytest_runtest_teardown() -> None:
     """A test that failed must not hold its tensors, which would take a part of the budgets of those after it."""
     for name in ("last_traceback", "last_value", "last_exc"):
         vars(sys).pop(name, None)
-    if torch.cuda.is_initialized():
+    if torch.backends.cuda.is_built() and torch.cuda.is_initialized():
         forget_blas_workspaces()  # there is one for each stream that a test has multiplied on
 
 

@@ -20,6 +20,7 @@ from ...ground.units import format_bytes
 from ...torchtools import accelerators, cuda_only
 from ...torchtools.device_memory import free_bytes
 from ...torchtools.endings import end_with
+from ...torchtools.touched_pages import touch_pages
 
 _HOST = torch.device("cpu")
 
@@ -83,7 +84,7 @@ class PinnedBlock:
                     raise
                 self.why_pageable = error.why
         self.pageable_bytes += part_bytes
-        return _Part(torch.frombuffer(_mapped(part_bytes, is_touched=True), dtype=torch.uint8), _nothing)
+        return _Part(_mapped(part_bytes)[1], _nothing)
 
     @property
     def parts(self) -> list[torch.Tensor]:
@@ -176,27 +177,28 @@ def _refuse_more_than_there_is(size_bytes: int) -> None:
 
 def _locked(block: PinnedBlock, part_bytes: int) -> _Part:
     """Return a locked mapping."""
-    mapping = _mapped(part_bytes)
-    contents = torch.frombuffer(mapping, dtype=torch.uint8)
+    mapping, contents = _mapped(part_bytes)
     code = cuda_only.lock_pages(contents.data_ptr(), part_bytes, block.device)
     if code != 0:
         raise _NotLocked(block.size_bytes, f"CUDA error {code}")
     return _Part(contents, end_with(block, _unlock, contents.data_ptr(), block.device, mapping, os.getpid()))
 
 
-def _mapped(part_bytes: int, *, is_touched: bool = False) -> mmap.mmap:
-    """Return an anonymous mapping, whose pages are there at once if they are touched: locking does that by itself.
+def _mapped(part_bytes: int) -> tuple[mmap.mmap, torch.Tensor]:
+    """Return an anonymous mapping, and its bytes. Its pages are there.
 
     Raises:
         TierError: If there is no memory for it.
     """
-    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | (getattr(mmap, "MAP_POPULATE", 0) if is_touched else 0)
     try:
-        return mmap.mmap(-1, part_bytes, flags=flags)
+        mapping = mmap.mmap(-1, part_bytes, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise TierError(
             f"no {part_bytes} bytes of host memory for swapping: set a smaller host budget", "host memory"
         ) from error
+    contents = torch.frombuffer(mapping, dtype=torch.uint8)
+    touch_pages(contents.data_ptr(), part_bytes)  # where it cannot, whatever uses a page touches it
+    return mapping, contents
 
 
 def _from_pytorch(block: PinnedBlock, part_bytes: int) -> _Part:
