@@ -26,7 +26,7 @@ help:
 	@echo "make simulated-cuda        the main job on a simulated CUDA device of 1 GiB under PyTorch's own CUDA build: no GPU"
 	@echo "                           needed, 6 minutes, after setting up build/simulated_cuda (6 GB, 2 to 4 minutes)"
 	@echo "make simulated-cuda-tests  all tests that need a CUDA device, on the simulated one"
-	@echo "make gpu     all that needs an NVIDIA GPU, in 8 minutes, into build/gpu (GPU_ARGS='--output DIR'; exit code 3:"
+	@echo "make gpu     all that needs an NVIDIA GPU, in 20 minutes, into build/gpu (GPU_ARGS='--output DIR'; exit code 3:"
 	@echo "             nothing failed, but not everything was run). Sets nothing up: GPU_PYTHON=python3, .whl/ if it is there"
 	@echo "make gpu-wheels  fill .whl/ with the packages that a machine without a network lacks"
 	@echo "make docs    the documentation as a site, in build/site"

@@ -43,6 +43,7 @@ class DevicePart:
         name: short, for commands and reports.
         paths: files and folders of tests.
         options: pytest's, which choose among these tests.
+        marks: pytest's expression that chooses among them by their marks.
         rehearsed: a file of them that stands for all where a run is only rehearsed.
         variables: of the environment.
         devices: how many devices the tests need; where there are fewer, they skip.
@@ -54,6 +55,7 @@ class DevicePart:
     rehearsed: str
     variables: dict[str, str] = field(default_factory=dict)
     devices: int = 1
+    marks: str = ""
 
 
 PARTS = (
@@ -61,16 +63,18 @@ PARTS = (
         "gpu",
         NEEDS_A_GPU,
         # The peaks of all workloads are a run of their own: `python -m tests.simulated_cuda.suite --peaks`.
-        ("-m", "gpu and not slow", "--ignore=tests/simulated_cuda/test_workloads.py"),
+        ("--ignore=tests/simulated_cuda/test_workloads.py",),
         "tests/executor/test_gpu.py",
+        marks="gpu and not slow",
     ),
     DevicePart(
         "either-device",
         EITHER_DEVICE,
         # Mode fake times each operator on the device, behind a busy stream: real seconds for simulated ones.
-        ("-m", "not slow and not gpu", "-k", "not fake"),
+        ("-k", "not fake"),
         "tests/executor/test_path.py",
         {"POOCH_TEST_DEVICE": "cuda"},
+        marks="not slow and not gpu",
     ),
     DevicePart(
         "two-devices",

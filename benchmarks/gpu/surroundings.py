@@ -79,8 +79,9 @@ def look_around() -> dict[str, object]:
 def _gpu() -> dict[str, object]:
     import torch
 
-    from pooch.torchtools import accelerators, cuda_only
+    from pooch.torchtools import accelerators, cuda_only, watch
 
+    watch.LIBRARY.get()  # built now, it takes none of the parts' time
     here = accelerators.all_accelerators()
     if not here:
         return {}

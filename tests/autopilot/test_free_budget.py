@@ -172,6 +172,7 @@ def taken_from_the_card(size_bytes: int) -> Iterator[None]:
 
 
 @pytest.mark.gpu
+@pytest.mark.whole_card
 @pytest.mark.skipif(not has_cuda, reason="no CUDA device")
 def test_half_of_a_card_is_taken_in_mid_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlanRequests, "ask", lambda *_: None)

@@ -67,7 +67,7 @@ def test_a_part_that_does_not_fit_any_more_is_not_begun() -> None:
 def test_the_whole_run_fits_into_its_time() -> None:
     """The parts that show that it works come first and cannot use up the time of the workloads."""
     workloads = [number for number, part in enumerate(PARTS) if part.name.startswith("workload:")]
-    assert sum(part.most_s for part in PARTS[: workloads[0]]) < 0.6 * 480
+    assert sum(part.most_s for part in PARTS[: workloads[0]]) < 0.65 * 1200
     assert PARTS[0].name == "tests:gpu"
 
 
@@ -91,6 +91,26 @@ def test_tests_of_either_device_are_told_to_use_it(
     assert variables == ("cuda", "", "")
     assert set(device_parts.EITHER_DEVICE) <= set(paths[0])
     assert set(device_parts.NEEDS_A_GPU) <= set(paths[1])
+
+
+def test_what_takes_the_whole_card_runs_alone(
+    job: Callable[[str], Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> None:
+        commands.append(command)
+        report = next(word.partition("=")[2] for word in command if word.startswith("--junitxml="))
+        case = f"<testcase classname='c' name='{len(commands)}'/>"
+        Path(report).write_text(f"<testsuites><testsuite>{case}</testsuite></testsuites>")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    given = replace(job("tests:gpu"), device="cuda", small=False)
+    assert marked_tests.run(given) == Verdict("passed", "2 passed")
+    together, alone = ({*command} for command in commands)
+    assert {"gpu and not slow and not whole_card", "-n"} <= together
+    assert "gpu and not slow and whole_card" in alone
+    assert "-n" not in alone
 
 
 def test_a_part_that_hangs_is_stopped(tmp_path: Path) -> None:

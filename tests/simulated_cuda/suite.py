@@ -43,7 +43,7 @@ def run(part: DevicePart, numbers: bool) -> int:
     sys.stdout.write(f"== simulated CUDA: {part.name}\n")
     sys.stdout.flush()
     environment = variables(numbers, devices=part.devices, inherited={**os.environ, **part.variables})
-    command = ["pytest", "-q", "-n", "2", *part.options, *part.paths]
+    command = ["pytest", "-q", "-n", "2", "-m", part.marks, *part.options, *part.paths]
     return subprocess.run(command, env=environment, cwd=ROOT).returncode
 
 
