@@ -524,8 +524,8 @@ def _install(user: StepHooks | CallsEverywhere) -> None:
     with _lock:
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
         if dynamo is not None:  # as they are called within compiled calls, they would be looked at as a part of those
-            dynamo.skip_code(_set_eval_frame.__code__)
-            dynamo.skip_code(SilentMode.__torch_dispatch__.__code__)
+            for function in (_set_eval_frame, _note_in_place, SilentMode.__torch_dispatch__):
+                dynamo.skip_code(function.__code__)
         is_first = not _users
         _users.add(user)
         if is_first:

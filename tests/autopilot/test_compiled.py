@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pooch.executor.compiled import CopiedCalls
 from tests.autopilot.under import Under
+from tests.children import child_environment
 from tests.compiled_models import (
     MODELS,
     WIDTH,
@@ -306,3 +309,39 @@ def test_parameters_that_are_away_come_back_before_a_compiled_graph_runs() -> No
     told = "\n".join(under.told)
     assert "leave cpu memory where a step would pass the budget" in told
     assert "stay on the device, as compiled graphs read them by their addresses" in told
+
+
+LOOKED_AT = """
+import sys
+import torch
+import pooch
+from torch._dynamo.utils import counters
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, rows):
+        return torch.nn.functional.gelu(self.layer(rows))
+
+model = torch.nn.Sequential(Block(), Block())
+for block in model:
+    block.compile(backend="aot_eager")
+optimizer = torch.optim.AdamW(model.parameters())
+if sys.argv[1] != "plain":
+    auto = pooch.auto(model, sys.argv[1], optimizer, quiet=True)
+for _ in range(3):
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(counters["frames"]["total"])
+"""
+
+
+def test_dynamo_looks_at_nothing_of_ours() -> None:
+    """In a process of its own, since it looks at each function once."""
+    command = [sys.executable, "-c", LOOKED_AT]
+    options: dict[str, Any] = {"env": child_environment(), "text": True, "timeout": 240}
+    plain, governed = (subprocess.check_output([*command, budget], **options) for budget in ("plain", "1GiB"))
+    assert plain == governed
