@@ -146,6 +146,7 @@ class ValueOwner:
         planned = self.planned
         if planned is not None and planned.emptied.away:
             resolve = partial(planned.resolve_emptied, resolve)
+        self._evictor.look(0)  # a chain of calls can make more than there is room for
         storages = replay_call(call, resolve)
         self._stats.recomputed_ops += 1
         return storages

@@ -117,3 +117,27 @@ def test_memory_that_runs_out_in_the_forward_pass_is_made(monkeypatch: pytest.Mo
         assert run.stats.swapped_out_bytes + run.stats.recomputed_ops > 0
     assert expected is not None
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_chain_of_values_that_are_made_again_makes_room_as_it_goes() -> None:
+    """Nothing is copied out, so the backward pass makes again what everything before it depends on."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(10)]
+    model, rows = nn.Sequential(*layers).cuda(), torch.rand(4096, 256, device="cuda")
+    for _ in range(2):  # the first step makes gradients, and the libraries' workspaces
+        model.zero_grad()
+        before_bytes = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        model(rows).square().mean().backward()
+    plain_bytes = torch.cuda.max_memory_allocated() - before_bytes
+    expected = gradients_of(model)
+    budget_bytes = before_bytes + int(0.5 * plain_bytes)
+    with pooch.auto(model, budget_bytes, host_budget="2KiB", quiet=True) as auto:
+        model.zero_grad()
+        torch.cuda.reset_peak_memory_stats()
+        model(rows).square().mean().backward()
+        peak_bytes = torch.cuda.max_memory_allocated()
+        assert auto.summary().recomputed_ops > len(layers)
+        assert auto.summary().swapped_bytes == 0
+    assert gradients_of(model) == expected
+    assert peak_bytes <= budget_bytes + rows.nbytes  # what an op takes is not known before it ran once
