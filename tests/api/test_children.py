@@ -73,7 +73,16 @@ def orphaned(work: str, folder: Path, *, after_s: float, forks: bool = False) ->
     """Kill the parent of a child process once that has computed for so long, wait for its end, and return its words."""
     (folder / "endless.py").write_text("def make(batch_size=1, device='cpu'):\n    while True:\n        pass\n")
     # from Python 3.12 on, forks warn where there are threads, as PyTorch has them
-    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", PARENT, work, str(ROOT), str(forks)]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore:This process:DeprecationWarning",
+        "-c",
+        PARENT,
+        work,
+        str(ROOT),
+        str(forks),
+    ]
     pipe = subprocess.PIPE
     environment = child_environment(OMP_NUM_THREADS="1")
     parent = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=folder, env=environment)

@@ -100,7 +100,8 @@ FOREIGN = """
 #include <sys/mman.h>
 static char *next;
 static void *taken(size_t alignment, size_t size) {
-  if (next == NULL) next = mmap(NULL, 1ul << 36, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  if (next == NULL) next = mmap(NULL, 1ul << 36, PROT_READ | PROT_WRITE, kind, -1, 0);
   char *place = (char *)(((size_t)next + 16 + alignment - 1) / alignment * alignment);
   next = place + size;
   ((size_t *)place)[-1] = size;
