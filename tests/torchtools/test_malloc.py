@@ -73,12 +73,17 @@ print(faulted_mib(8))
 """
 
 
-@pytest.mark.parametrize("way", ["plain", "governed"])
-def test_what_governed_steps_free_in_small_blocks_is_used_again_without_page_faults(way: str) -> None:
+def small_faulted_mib(way: str) -> int:
     command = [sys.executable, "-c", SMALL, way]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=child_environment())
     assert done.returncode == 0, done.stderr
-    assert (int(done.stdout) < 40) is (way == "governed")
+    return int(done.stdout)
+
+
+def test_what_governed_steps_free_in_small_blocks_is_used_again_without_page_faults() -> None:
+    # now and then something small lies at the end of the heap, and glibc returns nothing by itself either
+    assert any(small_faulted_mib("plain") >= 40 for _ in range(5))
+    assert small_faulted_mib("governed") < 40
 
 
 def test_where_it_cannot_be_done_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
