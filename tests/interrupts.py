@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -41,31 +43,92 @@ class Interrupts:
         """
         self.place = None
         try:
-            sys.settrace(self._entered)
-            function()
+            with _told_of_byte_codes(self._is_looked_at, self._reached):
+                function()
+                for _ in range(2):  # what came at its very end is raised here
+                    pass
         except KeyboardInterrupt:
             pass
         except ctypes.ArgumentError as error:  # which ctypes makes of what comes while it looks at an argument
             if "KeyboardInterrupt" not in str(error):
                 raise
-        finally:
-            sys.settrace(None)
         return self.place is not None
 
-    def _entered(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if self.place is not None or not frame.f_code.co_filename.startswith(self._folders):
+    def _is_looked_at(self, code: CodeType) -> bool:
+        return self.place is None and code.co_filename.startswith(self._folders)
+
+    def _reached(self, code: CodeType, at: int, line: int | None) -> bool:
+        """Whether the byte code that comes next is where it is interrupted."""
+        if self.place is not None or (code, at) in self._seen:
+            return False
+        self._seen.add((code, at))
+        if len(self._seen) % self._every:
+            return False
+        self.place = f"{code.co_filename.rpartition('/')[2]}:{line}, byte code {at}"
+        return True
+
+
+_IsLookedAt = Callable[[CodeType], bool]
+_Reached = Callable[[CodeType, int, int | None], bool]
+
+
+@contextmanager
+def _traced(is_looked_at: _IsLookedAt, reached: _Reached) -> Iterator[None]:
+    """Asks before each byte code of some functions, in this thread, whether to press Ctrl-C."""
+
+    def entered(frame: FrameType, event: str, argument: Any) -> Any:
+        if not is_looked_at(frame.f_code):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._ran
+        return ran
 
-    def _ran(self, frame: FrameType, event: str, argument: Any) -> Any:
-        at = frame.f_code, frame.f_lasti
-        if event == "opcode" and self.place is None and at not in self._seen:
-            self._seen.add(at)
-            if len(self._seen) % self._every:
-                return self._ran
-            self.place = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}, byte code {frame.f_lasti}"
+    def ran(frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "opcode" and reached(frame.f_code, frame.f_lasti, frame.f_lineno):
             sys.settrace(None)
             CTRL_C.again  # noqa: B018
             return None
-        return self._ran
+        return ran
+
+    sys.settrace(entered)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+@contextmanager
+def _monitored(is_looked_at: _IsLookedAt, reached: _Reached) -> Iterator[None]:
+    """As `_traced`, which from 3.12 on tells only of the first byte code of functions that were traced before."""
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
+    events, thread, looked_at = monitoring.events, threading.get_ident(), set[CodeType]()
+
+    def entered(code: CodeType, at: int) -> None:
+        if threading.get_ident() == thread and code not in looked_at and is_looked_at(code):
+            looked_at.add(code)
+            monitoring.set_local_events(_TOOL, code, events.INSTRUCTION)
+
+    def ran(code: CodeType, at: int) -> None:
+        if threading.get_ident() == thread and reached(code, at, sys._getframe(1).f_lineno):
+            end()  # else the next call of this function would be interrupted, where Python looks for no signals
+            CTRL_C.again  # noqa: B018
+
+    def end() -> None:
+        monitoring.set_events(_TOOL, 0)
+        for code in looked_at:
+            monitoring.set_local_events(_TOOL, code, 0)
+
+    monitoring.use_tool_id(_TOOL, "interrupts")
+    monitoring.register_callback(_TOOL, events.PY_START, entered)
+    monitoring.register_callback(_TOOL, events.INSTRUCTION, ran)
+    monitoring.set_events(_TOOL, events.PY_START)
+    try:
+        yield
+    finally:
+        end()
+        monitoring.register_callback(_TOOL, events.PY_START, None)
+        monitoring.register_callback(_TOOL, events.INSTRUCTION, None)
+        monitoring.free_tool_id(_TOOL)
+
+
+_TOOL = 4  # none of those that `sys.monitoring` has names for
+_told_of_byte_codes = _monitored if sys.version_info >= (3, 12) else _traced

@@ -11,7 +11,7 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from .stand_ins import Place, StandIns
 
@@ -38,8 +38,9 @@ class _Unraisable:
         self.__wrapped__ = original
 
     def __call__(self, unraisable: Any) -> None:
-        is_lost = issubclass(unraisable.exc_type, KeyboardInterrupt) and _is_ours(unraisable.object)
-        keep_interrupt = getattr(getattr(unraisable.object, "__self__", None), "keep_interrupt", None)
+        called = _called(unraisable)
+        is_lost = issubclass(unraisable.exc_type, KeyboardInterrupt) and called.is_ours
+        keep_interrupt = getattr(called.owner, "keep_interrupt", None)
         if is_lost and keep_interrupt is not None:  # raised once the op in whose middle this is has ended
             keep_interrupt()
         elif is_lost and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -48,11 +49,35 @@ class _Unraisable:
             self.__wrapped__(unraisable)
 
 
-def _is_ours(function: Any) -> bool:
-    """Whether something was called for Pooch, as far as can be told: weak collections do not say whose they are."""
+class _Called(NamedTuple):
+    """What Python called, and could not raise an error of: whether that was for Pooch, as far as can be told.
+
+    Weak collections do not say whose they are.
+    """
+
+    is_ours: bool
+    owner: object = None
+
+
+def _called(unraisable: Any) -> _Called:
+    """Looks at the function, or, where Python does not tell it, at its frame.
+
+    From Python 3.13 on, functions that ctypes calls are only in the text of the message, and from 3.14 on also
+    destructors and callbacks of weak references.
+    """
+    function, trace = unraisable.object, unraisable.exc_traceback
     if isinstance(function, weakref.finalize):  # which does not tell any more what it was to call
-        return True
-    return str(getattr(function, "__module__", "")).partition(".")[0] in _OURS
+        return _Called(True)
+    if function is not None:
+        return _Called(_is_ours(getattr(function, "__module__", "")), getattr(function, "__self__", None))
+    if trace is None:
+        return _Called(False)
+    frame = trace.tb_frame
+    return _Called(_is_ours(frame.f_globals.get("__name__")), frame.f_locals.get("self"))
+
+
+def _is_ours(module: object) -> bool:
+    return str(module).partition(".")[0] in _OURS
 
 
 LOST_INTERRUPTS = StandIns(Place(sys, "unraisablehook", _Unraisable))

@@ -20,6 +20,10 @@ _LARGE_BLOCK_BYTES = 256 * 1024
 _TRIM_BYTES, _MOST_MAPPINGS = 128 * 1024, 65536  # as glibc has them
 _NEVER = 2**31 - 1
 _LARGEST_KEPT_BYTES = 2**25 - 2**16  # the largest block by which glibc raises its thresholds, less what it adds
+_PROBE_BYTES = 2**26  # above the largest block whose end changes glibc's thresholds
+_ATTEMPTS = 3  # other threads may take and free as much meanwhile
+_COUNTED_MODULO = 2**32
+_MAPPED_BYTES, _ARENA_BYTES = 4, 7  # places of `hblkhd` and `uordblks` in `struct mallinfo`
 _KEEPING = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER))
 _RETURNING = (
     (_M_MMAP_MAX, _MOST_MAPPINGS),
@@ -112,14 +116,53 @@ class _Place(ctypes.Structure):
     )
 
 
+class _Counts(ctypes.Structure):
+    """`struct mallinfo2` of mallinfo(3)."""
+
+    _fields_ = (("figures", ctypes.c_size_t * 10),)
+
+
+class _NarrowCounts(ctypes.Structure):
+    """`struct mallinfo`, which is all that glibc before 2.33 has. Its figures wrap around."""
+
+    _fields_ = (("figures", ctypes.c_uint * 10),)
+
+
 def _foreign() -> str | None:
-    """Why the `malloc` of this process is not glibc's, or None if it is."""
+    """Why the `malloc` of this process is not glibc's, or None if it is.
+
+    An executable that is not position-independent, as Debian's Python, has the address of every C function that it
+    calls in itself, wherever the function is. So where the address is not in glibc, its heap is asked.
+    """
     try:
         library = ctypes.CDLL(None)
         found, own = (_file_of(library, function) for function in (library.malloc, library.gnu_get_libc_version))
+        is_own = found == own or _comes_from_its_heap(library)
     except (OSError, AttributeError):
         return "the C library is not glibc"
-    return None if found == own else f"malloc is that of {found}, not glibc's"
+    return None if is_own else f"malloc is that of {found}, not glibc's"
+
+
+def _comes_from_its_heap(library: ctypes.CDLL) -> bool:
+    """Whether glibc counts a block that `malloc` gives. It is never written, and so takes no memory."""
+    library.malloc.restype = ctypes.c_void_p
+    for _ in range(_ATTEMPTS):
+        before = _counted_bytes(library)
+        block = ctypes.c_void_p(library.malloc(ctypes.c_size_t(_PROBE_BYTES)))
+        grown_bytes = (_counted_bytes(library) - before) % _COUNTED_MODULO
+        library.free(block)
+        if block and abs(grown_bytes - _PROBE_BYTES) < _PROBE_BYTES // 2:
+            return True
+    return False
+
+
+def _counted_bytes(library: ctypes.CDLL) -> int:
+    """What glibc's heap has given out, in its arenas and in mappings of their own, as far as `mallinfo` can count."""
+    is_wide = hasattr(library, "mallinfo2")
+    count = library.mallinfo2 if is_wide else library.mallinfo
+    count.restype = _Counts if is_wide else _NarrowCounts
+    figures = count().figures
+    return int(figures[_MAPPED_BYTES] + figures[_ARENA_BYTES]) % _COUNTED_MODULO
 
 
 def _file_of(library: ctypes.CDLL, function: object) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -119,7 +120,9 @@ class MemoryTracer:
             )
         self._quiet.__enter__()
         self._sizes.begin()
-        with quiet_start():
+        with quiet_start(), warnings.catch_warnings():
+            # PyTorch 2.11 and 2.12 say so of every session
+            warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
             self._profiler.__enter__()
         MemoryTracer.running += 1
 

@@ -72,7 +72,17 @@ def _work(monkeypatch: pytest.MonkeyPatch) -> None:
 def orphaned(work: str, folder: Path, *, after_s: float, forks: bool = False) -> str:
     """Kill the parent of a child process once that has computed for so long, wait for its end, and return its words."""
     (folder / "endless.py").write_text("def make(batch_size=1, device='cpu'):\n    while True:\n        pass\n")
-    command = [sys.executable, "-c", PARENT, work, str(ROOT), str(forks)]
+    # from Python 3.12 on, forks warn where there are threads, as PyTorch has them
+    command = [
+        sys.executable,
+        "-W",
+        "ignore:This process:DeprecationWarning",
+        "-c",
+        PARENT,
+        work,
+        str(ROOT),
+        str(forks),
+    ]
     pipe = subprocess.PIPE
     environment = child_environment(OMP_NUM_THREADS="1")
     parent = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=folder, env=environment)

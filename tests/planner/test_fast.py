@@ -130,10 +130,11 @@ def test_plan_is_not_slower_than_a_start_that_fits(effort) -> None:
 
 
 def test_start_that_does_not_fit_is_repaired_before_anything_else_is_tried() -> None:
-    # GIVEN the decisions of a plan for a larger budget
+    # GIVEN decisions for a larger budget, written down: which ones a search finds depends on the version of HiGHS
     of = case(resnet50(link=PCIE_16, speed=50, batch_size=8))
-    larger = make_plan(of.dataflow, of.share(0.8), of.evaluator, effort="fast")
-    leaving = {value: choice for value, choice in larger.decisions.items() if choice != "keep"}
+    leaving = dict.fromkeys((5, 26, 78, 83, 110, 112, 115), "swap")
+    leaving |= dict.fromkeys((8, 13, 18, 22, 38, 54), "recompute")
+    assert of.share(0.6) < of.evaluator.evaluate(leaving, of.share(0.8)).timeline.peak_bytes <= of.share(0.8)
     # WHEN a search under a smaller one starts from them, and is stopped as soon as it does anything else
     asked = []
 

@@ -17,6 +17,7 @@ import pytest
 
 from pooch.planner.program import solver
 from pooch.planner.program.solver import Limits, Problem, SolverUnavailable, Variable, solve, weighted
+from tests.children import child_environment
 
 LIMITS = Limits(gap=0.0, nodes=1000, time_s=10.0)
 PRICES, WEIGHTS = (10.0, 13.0, 7.0, 8.0), (5.0, 7.0, 3.0, 4.0)  # best under weight 11: the last three but one
@@ -35,6 +36,14 @@ def test_highs_finds_the_optimum_and_its_bound() -> None:
     solution = solve(problem, LIMITS)
     assert [round(solution.values[variable.name]) for variable in taken] == [0, 1, 0, 1]
     assert (solution.objective, solution.bound) == (pytest.approx(-21), pytest.approx(-21))
+
+
+def test_nothing_is_printed() -> None:
+    """In a process of its own: HiGHS prints its banner once."""
+    code = "from tests.planner.test_solver import LIMITS, knapsack, solve; solve(knapsack()[0], LIMITS)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=child_environment())
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_a_start_that_is_optimal_is_kept() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,12 +73,17 @@ print(faulted_mib(8))
 """
 
 
-@pytest.mark.parametrize("way", ["plain", "governed"])
-def test_what_governed_steps_free_in_small_blocks_is_used_again_without_page_faults(way: str) -> None:
+def small_faulted_mib(way: str) -> int:
     command = [sys.executable, "-c", SMALL, way]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=child_environment())
     assert done.returncode == 0, done.stderr
-    assert (int(done.stdout) < 40) is (way == "governed")
+    return int(done.stdout)
+
+
+def test_what_governed_steps_free_in_small_blocks_is_used_again_without_page_faults() -> None:
+    # now and then something small lies at the end of the heap, and glibc returns nothing by itself either
+    assert any(small_faulted_mib("plain") >= 40 for _ in range(5))
+    assert small_faulted_mib("governed") < 40
 
 
 def test_where_it_cannot_be_done_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,23 +99,69 @@ def test_where_it_cannot_be_done_one_line_says_so(monkeypatch: pytest.MonkeyPatc
 
 
 FOREIGN = """
+#define _GNU_SOURCE
+#include <stddef.h>
+#include <string.h>
+#include <sys/mman.h>
+static char *next;
+static void *taken(size_t alignment, size_t size) {
+  int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  if (next == NULL) next = mmap(NULL, 1ul << 36, PROT_READ | PROT_WRITE, kind, -1, 0);
+  char *place = (char *)(((size_t)next + 16 + alignment - 1) / alignment * alignment);
+  next = place + size;
+  ((size_t *)place)[-1] = size;
+  return place;
+}
+void *malloc(size_t size) { return taken(16, size); }
+void *calloc(size_t count, size_t size) { return taken(16, count * size); }
+void *realloc(void *old, size_t size) {
+  void *place = taken(16, size);
+  size_t before = old == NULL ? 0 : ((size_t *)old)[-1];
+  return memcpy(place, old, before < size ? before : size);
+}
+int posix_memalign(void **place, size_t alignment, size_t size) { return *place = taken(alignment, size), 0; }
+void *aligned_alloc(size_t alignment, size_t size) { return taken(alignment, size); }
+void free(void *place) {}
+"""
+
+FORWARDING = """
 #include <stddef.h>
 void *__libc_malloc(size_t); void *malloc(size_t size) { return __libc_malloc(size); }
 """
 
+TOLD = "from pooch.torchtools.malloc import _foreign; print(_foreign())"
 
-def test_another_malloc_is_recognised(tmp_path: Path) -> None:
-    source, library = tmp_path / "other.c", tmp_path / "libother.so"
-    source.write_text(FOREIGN)
-    built = subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=False)
-    if built.returncode:
+
+@pytest.mark.parametrize(("source", "is_foreign"), [(FOREIGN, True), (FORWARDING, False)])
+def test_another_malloc_is_recognised(source: str, is_foreign: bool, tmp_path: Path) -> None:
+    file, library = tmp_path / "other.c", tmp_path / "libother.so"
+    file.write_text(source)
+    if subprocess.run(["cc", "-O1", "-fno-builtin", "-shared", "-fPIC", "-o", library, file], check=False).returncode:
         pytest.skip("there is no C compiler")
-    code = "from pooch.torchtools.malloc import _foreign; print(_foreign())"
-    for environment, told in (
-        (child_environment(), "None"),
-        (child_environment(LD_PRELOAD=str(library)), "malloc is that of libother.so, not glibc's"),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment, check=True
-        )
-        assert done.stdout.strip() == told
+    environment = child_environment(LD_PRELOAD=str(library), OMP_NUM_THREADS="1")
+    command = [sys.executable, "-c", TOLD]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
+    told = done.stdout.strip()
+    assert (told.startswith("malloc is that of ") and told.endswith(", not glibc's")) is is_foreign
+    assert is_foreign or told == "None"
+
+
+def test_glibc_is_recognised_where_the_executable_has_the_address_of_malloc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in executables that are not position-independent, which Debian's Python is."""
+    files = iter(("python3", "libc.so.6"))
+    monkeypatch.setattr(malloc, "_file_of", lambda *_: next(files))
+    assert malloc._foreign() is None
+
+
+def test_glibc_is_recognised_without_wide_counts() -> None:
+    class Older:
+        """What glibc before 2.33 has."""
+
+        def __init__(self) -> None:
+            library = ctypes.CDLL(None)
+            self.malloc, self.free, self.mallinfo = library.malloc, library.free, library.mallinfo
+
+    library: Any = Older()
+    assert malloc._comes_from_its_heap(library)
+    library.malloc = lambda _: 0
+    assert not malloc._comes_from_its_heap(library)

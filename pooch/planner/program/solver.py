@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 POLL_S = 0.05
@@ -98,11 +99,9 @@ def solve(problem: Problem, limits: Limits, start: Mapping[Variable, float] | No
     """
     if not pulp.HiGHS(msg=False).available():
         raise SolverUnavailable("HiGHS is not installed: run pip install highspy")
-    solver = pulp.HiGHS(
-        msg=False, timeLimit=max(0.1, limits.time_s), gapRel=limits.gap, mip_max_nodes=limits.nodes, random_seed=0
-    )
+    solver = pulp.HiGHS(msg=False)
     try:
-        solver.createAndConfigureSolver(problem)
+        problem.solverModel = _empty_model(limits)
         solver.buildSolverModel(problem)
         if start:
             places = [variable.index for variable in start]
@@ -126,6 +125,33 @@ def solve(problem: Problem, limits: Limits, start: Mapping[Variable, float] | No
         return Solution({}, math.inf, bound)
     names = (variable.name for variable in problem.variables())
     return Solution(dict(zip(names, model.getSolution().col_value, strict=True)), objective, bound)
+
+
+@cache
+def _quiet_highs() -> Any:
+    """`highspy.Highs` that prints nothing: from 1.16 on it prints a banner before its maker could set an option."""
+    kind: Any = importlib.import_module("highspy").Highs
+
+    class QuietHighs(kind):  # type: ignore[misc]
+        def enableCallbacks(self) -> None:  # noqa: N802  (the first that it does with itself)
+            self.setOptionValue("output_flag", False)
+            super().enableCallbacks()
+
+    return QuietHighs
+
+
+def _empty_model(limits: Limits) -> Any:
+    model = _quiet_highs()()
+    options = {
+        "output_flag": False,
+        "time_limit": max(0.1, limits.time_s),
+        "mip_rel_gap": limits.gap,
+        "mip_max_nodes": limits.nodes,
+        "random_seed": 0,
+    }
+    for name, value in options.items():
+        model.setOptionValue(name, value)
+    return model
 
 
 class _Run(threading.Thread):
