@@ -98,10 +98,10 @@ def _setting(
         software = here.software | {"ops of": here.kind}
         workspace_bytes = device_model.blas_workspace_bytes and configured_bytes(device_model.blas_workspace_bytes)
         modelled, costs = device_model.as_device(software), ModelledCosts(device_model)
-        sizes = {"blas_workspace_bytes": workspace_bytes, "lt_workspace_bytes": workspace_bytes and separate_bytes()}
-        return FakeSetting(modelled, device_model.as_link(), costs, **sizes)
+        lt_bytes = separate_bytes() if workspace_bytes else 0
+        return FakeSetting(modelled, device_model.as_link(), costs, None, workspace_bytes, lt_bytes)
     if link is None:
         progress("measuring the link to the swap tier")
         link = measure_device_link(device)
-    sizes = {"blas_workspace_bytes": blas_workspace_bytes(device), "lt_workspace_bytes": lt_workspace_bytes(device)}
-    return FakeSetting(here, link, MeasuredCosts(device), **sizes)
+    workspace_bytes, lt_bytes = blas_workspace_bytes(device), lt_workspace_bytes(device)
+    return FakeSetting(here, link, MeasuredCosts(device), None, workspace_bytes, lt_bytes)

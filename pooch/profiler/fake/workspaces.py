@@ -31,7 +31,7 @@ def configured_bytes(otherwise: int) -> int:
 
 
 def separate_bytes() -> int:
-    """Returns the size of cuBLASLt's own workspace, as PyTorch reads its environment, or 0 if it uses that of cuBLAS."""
+    """Returns the size of cuBLASLt's own workspace, as PyTorch reads its environment; 0 if it uses that of cuBLAS."""
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
     shares = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "0" if (major, minor) < (2, 12) else "1")
     size_kib = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
@@ -81,4 +81,5 @@ def _base(name: str) -> str:
 
 def _note(library: str, count: int, each_bytes: int) -> str:
     threads = "the program's thread and autograd's" if count == 2 else "one thread"
-    return f"modelled: {count} {library} workspaces of {format_bytes(each_bytes)} ({threads}) counted as persistent bytes"
+    kind = f"{library} workspaces of {format_bytes(each_bytes)}"
+    return f"modelled: {count} {kind} ({threads}) counted as persistent bytes"
