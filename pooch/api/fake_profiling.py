@@ -89,17 +89,19 @@ def _setting(
     from ..profiler.fake.measured import MeasuredCosts
     from ..profiler.fake.modelled import ModelledCosts
     from ..profiler.fake.profiler import FakeSetting
-    from ..profiler.fake.workspaces import configured_bytes
+    from ..profiler.fake.workspaces import configured_bytes, separate_bytes
     from ..profiler.hardware import describe_device
-    from ..torchtools.cuda_only import blas_workspace_bytes
+    from ..torchtools.cuda_only import blas_workspace_bytes, lt_workspace_bytes
 
     here = describe_device(device)
     if device_model is not None:
         software = here.software | {"ops of": here.kind}
         workspace_bytes = device_model.blas_workspace_bytes and configured_bytes(device_model.blas_workspace_bytes)
         modelled, costs = device_model.as_device(software), ModelledCosts(device_model)
-        return FakeSetting(modelled, device_model.as_link(), costs, blas_workspace_bytes=workspace_bytes)
+        lt_bytes = separate_bytes() if workspace_bytes else 0
+        return FakeSetting(modelled, device_model.as_link(), costs, None, workspace_bytes, lt_bytes)
     if link is None:
         progress("measuring the link to the swap tier")
         link = measure_device_link(device)
-    return FakeSetting(here, link, MeasuredCosts(device), blas_workspace_bytes=blas_workspace_bytes(device))
+    workspace_bytes, lt_bytes = blas_workspace_bytes(device), lt_workspace_bytes(device)
+    return FakeSetting(here, link, MeasuredCosts(device), None, workspace_bytes, lt_bytes)

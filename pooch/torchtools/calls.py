@@ -97,7 +97,7 @@ class CallRegion:
         assert module is not None, "the module is being called"
         # Also in a part of a compiled function that Dynamo runs in Python.
         if _is_traced() or _compiler._is_compiling_flag or callable(_compiling_now()):
-            if not (self._takes_compiled or torch.compiler.is_exporting()):
+            if not (self._takes_compiled or _compiler._is_exporting_flag):  # Dynamo 2.11 takes its function for True
                 _refuse_to_compile_a_planned_model()
             return module._call_impl(*args, **kwargs)
         if here is None or (call := here.call) is None or call.is_left:

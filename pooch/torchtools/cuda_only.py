@@ -107,12 +107,22 @@ def has_tf32(device: torch.device) -> bool:
 
 def blas_workspace_bytes(device: torch.device) -> int:
     """Returns the size of cuBLAS's workspace for each thread, measured with a small product; 0 elsewhere."""
-    if not _is_cuda(device):
-        return 0
+    return _kept_bytes(device, with_bias=False) if _is_cuda(device) else 0
+
+
+def lt_workspace_bytes(device: torch.device) -> int:
+    """Returns the size of the workspace that cuBLASLt has for each thread beside that of cuBLAS, measured with a small
+    product with a bias: 0 where it uses that one.
+    """
+    return _kept_bytes(device, with_bias=True) - _kept_bytes(device, with_bias=False) if _is_cuda(device) else 0
+
+
+def _kept_bytes(device: torch.device, *, with_bias: bool) -> int:
+    """Returns what the first product of a thread takes besides its result."""
     forget_blas_workspaces()
-    operand = torch.zeros(16, 16, device=device)
+    operand, bias = torch.zeros(64, 64, device=device), torch.zeros(64, device=device)
     before_bytes = accelerators.allocated_bytes(device)
-    product = operand @ operand
+    product = torch.addmm(bias, operand, operand) if with_bias else operand @ operand
     taken_bytes = accelerators.allocated_bytes(device) - before_bytes
     own_bytes = product.untyped_storage().nbytes()
     forget_blas_workspaces()
@@ -120,7 +130,7 @@ def blas_workspace_bytes(device: torch.device) -> int:
 
 
 def forget_blas_workspaces() -> None:
-    """Releases cuBLAS's workspaces to the caching allocator; the next call of cuBLAS allocates a new one."""
+    """Releases the workspaces of cuBLAS and cuBLASLt to the caching allocator; their next calls allocate new ones."""
     if torch.cuda.is_initialized():
         torch._C._cuda_clearCublasWorkspaces()
 

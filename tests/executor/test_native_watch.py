@@ -511,6 +511,56 @@ def test_a_mode_of_the_program_around_the_step_sees_what_it_saw(monkeypatch: pyt
         assert calls["before"] == 0
 
 
+class Reading(TorchDispatchMode):
+    """A mode of the program's that reads, at an op, what was made long before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: Tensor | None = None
+        self.found: list[float] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.kept is not None:
+            self.found.append(float(self.kept.sum()))
+        return func(*args, **(kwargs or {}))
+
+
+class Skipping(Tanh):
+    """Holds an early value until the end. In between, a mode sees an op."""
+
+    reads = False
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.mode = Reading()
+        for number, layer in enumerate(self.layers):
+            rows = layer(rows).tanh()
+            if number == 2:
+                held = rows
+            if number == 10:
+                self.mode.kept = held if self.reads else None
+                with self.mode:
+                    rows = rows.cos()
+                self.mode.kept = None
+        return (rows + held).square().mean()
+
+
+def test_what_is_away_is_brought_back_for_a_mode_inside() -> None:
+    """In PyTorch up to 2.12 what a mode calls is hidden from all that lies above Python, as the watch does there."""
+    torch.manual_seed(0)
+    model, rows = Skipping(), torch.rand(64, 32)
+    plan = planned(model, rows, lambda p, r: all_of(p, "swap", r))
+    model.reads = True
+    expected, found = gradients(model, rows), model.mode.found
+    with apply_plan(plan, model) as run, warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        for reads in (False, False, True):
+            model.reads = reads
+            assert equal(gradients(model, rows), expected)
+            assert run.stats.emptied_bytes > 0
+            assert run.stats.mismatches == reads
+            assert model.mode.found == (found if reads else [])
+
+
 def test_a_compiled_part_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, rows = Tanh(), torch.rand(64, 32)

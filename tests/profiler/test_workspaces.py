@@ -12,7 +12,8 @@ from torch import nn
 import pooch
 from pooch.devices import find_device
 from pooch.ir import Profile
-from pooch.torchtools.cuda_only import blas_workspace_bytes, forget_blas_workspaces
+from pooch.profiler.fake.workspaces import separate_bytes
+from pooch.torchtools.cuda_only import blas_workspace_bytes, forget_blas_workspaces, lt_workspace_bytes
 from tests.executor.nets import Job
 from tests.executor.support import profile_job
 from tests.executor.test_peaks import measured_peak
@@ -56,10 +57,39 @@ def test_each_pass_with_products_has_one(
         parameters = sum(-(-p.numel() * 4 // 512) * 512 for p in model.parameters())
         others_bytes = profile.persistent_bytes - parameters if others_bytes is None else others_bytes
         beside_bytes = profile.persistent_bytes - parameters - others_bytes
-        assert beside_bytes == pytest.approx(count * expected_bytes, abs=4096), name
-        told = [note for note in profile.notes if "cuBLAS" in note]
+        with_bias_bytes = separate_bytes() if count else 0  # in the forward pass alone
+        assert beside_bytes == pytest.approx(count * expected_bytes + with_bias_bytes, abs=4096), name
+        told = [note for note in profile.notes if "cuBLAS " in note]
         assert len(told) == (count > 0), name
         assert all(note.startswith(f"modelled: {count} cuBLAS") for note in told)
+
+
+@pytest.mark.parametrize(
+    ("version", "setting", "size", "expected_bytes"),
+    [
+        ("2.11.0+cu130", None, None, MIB),
+        ("2.11.0+cu130", "1", None, 0),
+        ("2.11.0+cu130", None, "2048", 2 * MIB),
+        ("2.12.1", None, None, 0),
+        ("2.14.1+cu130", "0", None, MIB),
+    ],
+)
+def test_a_product_with_a_bias_may_have_another_one(
+    monkeypatch: pytest.MonkeyPatch, version: str, setting: str | None, size: str | None, expected_bytes: int
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    for name, value in (("TORCH_CUBLASLT_UNIFIED_WORKSPACE", setting), ("CUBLASLT_WORKSPACE_SIZE", size)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert separate_bytes() == expected_bytes
+    model, rows = nn.Linear(16, 16), torch.rand(8, 16)
+    notes = fake(model, rows, "H200").notes
+    assert [note for note in notes if "cuBLASLt" in note] == (
+        [f"modelled: 1 cuBLASLt workspaces of {expected_bytes // MIB}.00 MiB (one thread) counted as persistent bytes"]
+        if expected_bytes
+        else []
+    )
 
 
 def job(device: torch.device) -> Job:
@@ -79,6 +109,7 @@ def test_a_fake_profile_of_a_gpu_has_what_training_takes() -> None:
     device = torch.device("cuda", 0)
     each_bytes = blas_workspace_bytes(device)
     assert each_bytes >= MIB
+    assert lt_workspace_bytes(device) == separate_bytes()
     trained = job(device)
     chosen = replace(find_device("V100-PCIe"), blas_workspace_mib=each_bytes / MIB)
     profile = pooch.profile(trained.forward, trained.model, trained.optimizer, mode="fake", device_model=chosen)

@@ -25,7 +25,7 @@ from ..slots import StepAssembly
 from ..step import Forward
 from .costs import OpCosts
 from .step import record_fake_releases, record_fake_step
-from .workspaces import blas_workspaces, workspace_notes
+from .workspaces import workspaces
 from .world import FakeWorld, data_dependence
 
 
@@ -40,6 +40,7 @@ class FakeSetting:
         world: the world in which the model was built, or None for a live model, whose tensors are temporarily replaced
             by fake ones.
         blas_workspace_bytes: size of the workspace that cuBLAS keeps for each thread that calls it.
+        lt_workspace_bytes: size of the one that cuBLASLt keeps beside it, for each thread that calls it.
     """
 
     device: Device
@@ -47,6 +48,7 @@ class FakeSetting:
     costs: OpCosts
     world: FakeWorld | None = None
     blas_workspace_bytes: int = 0
+    lt_workspace_bytes: int = 0
 
 
 def profile_fake_step(
@@ -105,7 +107,7 @@ class _FakeProfiling:
                 value.released_after = other.released_after
             # This must happen within the world: storages that end with it were not released by the step.
             assembly = StepAssembly(step.record)
-            count = blas_workspaces(assembly)
+            taken = workspaces(assembly, setting.blas_workspace_bytes, setting.lt_workspace_bytes)
             backward = assembly.spans[assembly.forward_ops : -1]
             times_ms = [op.time_ms for op in assembly.recorder.ops]
             times_ms += [*(step.backward_times_ms[span.start_ns] for span in backward), 0.0]
@@ -114,14 +116,14 @@ class _FakeProfiling:
                 self.model,
                 self.options,
                 times_ms,
-                live + state.to_come_bytes + count * setting.blas_workspace_bytes,
+                live + state.to_come_bytes + taken.total_bytes,
                 mode="fake",
                 device=setting.device,
                 link=setting.link,
                 step_ms=sum(times_ms),
                 time_factor=1.0,
                 reserved_bytes=0,
-                notes=(*state.notes, *costs.notes(), *workspace_notes(count, setting.blas_workspace_bytes)),
+                notes=(*state.notes, *costs.notes(), *taken.notes()),
                 sizes="rounded" if granule > 1 else "requested",
                 persistent=persistent_tensors(assembly, state.bytes_of, granule),
             )

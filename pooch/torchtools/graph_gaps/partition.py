@@ -56,28 +56,60 @@ GAPS = Gaps()
 
 def _wrap_aot() -> Callable[[], None]:
     module: Any = _loaded("torch._functorch._aot_autograd.graph_compile")
-    name = "_partition_joint_graph_into_fw_bw"
-    partition = getattr(module, name, None)
-    if partition is None:
-        return _nothing
+    for name, with_gaps in (
+        ("_partition_joint_graph_into_fw_bw", _partition_with_gaps),
+        ("_aot_stage2a_partition", partial(_stage_with_gaps, module)),  # of PyTorch 2.11, which has no such function
+    ):
+        original = getattr(module, name, None)
+        if original is not None:
+            return _wrapped(module, name, original, wraps(original)(partial(with_gaps, original)))
+    return _nothing
 
-    @wraps(partition)
-    def with_gaps(*arguments: Any, **options: Any) -> Any:
-        joint, _, metadata, *_ = arguments
-        with knowing_inputs(joint, metadata):
-            if _is_of_inductor(arguments, options):
-                return partition(*arguments, **options)
-            forward, backward, outputs = _partitioned(partition, arguments, options)
-        insert_gaps(forward, backward, outputs)
-        return forward, backward, outputs
 
-    setattr(module, name, with_gaps)
+def _wrapped(module: Any, name: str, original: Callable[..., Any], mine: Callable[..., Any]) -> Callable[[], None]:
+    setattr(module, name, mine)
 
     def undo() -> None:
-        if getattr(module, name) is with_gaps:
-            setattr(module, name, partition)
+        if getattr(module, name) is mine:
+            setattr(module, name, original)
 
     return undo
+
+
+def _partition_with_gaps(partition: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    joint, _, metadata, *_ = arguments
+    with knowing_inputs(joint, metadata):
+        if _is_of_inductor(options.get("partition_fn", arguments[-1])):
+            return partition(*arguments, **options)
+        forward, backward, outputs = _partitioned(partition, arguments, options)
+    insert_gaps(forward, backward, outputs)
+    return forward, backward, outputs
+
+
+def _stage_with_gaps(
+    module: Any, stage: Callable[..., Any], joint: Any, inputs: Any, subclasses: Any, metadata: Any, configuration: Any
+) -> Any:
+    """Run a stage that partitions in its midst, by the function that the configuration names."""
+    theirs, inner = configuration.partition_fn, module._get_inner_meta(subclasses, metadata)
+
+    def counted(*arguments: Any, num_fwd_outputs: int, **options: Any) -> Any:
+        return *theirs(*arguments, num_fwd_outputs=num_fwd_outputs, **options), num_fwd_outputs
+
+    def partition(graph: Any, its_inputs: Any, **options: Any) -> Any:
+        if its_inputs is not inputs:  # a graph that the joint one calls
+            return theirs(graph, its_inputs, **options)
+        with knowing_inputs(graph, inner):
+            if _is_of_inductor(theirs):
+                return theirs(graph, its_inputs, **options)
+            forward, backward, outputs = _partitioned(counted, (graph, its_inputs), options)
+        insert_gaps(forward, backward, outputs)
+        return forward, backward
+
+    configuration.partition_fn = partition
+    try:
+        return stage(joint, inputs, subclasses, metadata, configuration)
+    finally:
+        configuration.partition_fn = theirs
 
 
 def _partitioned(partition: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -90,9 +122,13 @@ def _partitioned(partition: Callable[..., Any], arguments: tuple[Any, ...], opti
     )
 
 
-def _is_of_inductor(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    """Whether Inductor partitions a graph, and so our partitioner."""
-    function: Any = options.get("partition_fn", arguments[-1] if arguments else None)
+def _is_of_inductor(chosen: Any) -> bool:
+    """Whether Inductor partitions a graph, and so our partitioner.
+
+    Args:
+        chosen: The function that partitions, or the configuration that names it, as in PyTorch 2.12.
+    """
+    function = getattr(chosen, "partition_fn", chosen)
     while hasattr(function, "func"):
         function = function.func
     return str(getattr(function, "__module__", "")).startswith("torch._inductor")

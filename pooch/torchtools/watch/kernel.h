@@ -300,7 +300,18 @@ inline void on_homes(const c10::OperatorHandle& handle, const Operator& facts, c
   seen(handle, keys, stack);
 }
 
+// Has a dispatch mode or a tensor's class see an op first, as Python's own kernel does. That one excludes all keys above
+// itself meanwhile, so what they call would not be seen.
+inline void to_modes(const c10::OperatorHandle& handle, Stack* stack) {
+  using Keys = c10::DispatchKeySet;
+  constexpr Keys up_to_python = Keys(Keys::FULL_AFTER, c10::DispatchKey::Python) | Keys(c10::DispatchKey::Python);
+  constexpr Keys above = (Keys(Keys::FULL) ^ up_to_python).remove(KEY);
+  const c10::impl::ExcludeDispatchKeyGuard off(above);
+  (*getPyInterpreter())->dispatch(handle, stack);
+}
+
 inline void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet all_keys, Stack* stack) {
+  if (IS_ABOVE_PYTHON && all_keys.has(c10::DispatchKey::Python)) return to_modes(handle, stack);
   const c10::impl::ExcludeDispatchKeyGuard off(KEY);  // a guard, since ops throw
   const c10::DispatchKeySet keys = all_keys & BELOW;
   if (!homes().has_any() || !is_on_home(*stack, handle)) return seen(handle, keys, stack);

@@ -15,6 +15,9 @@ namespace watch {
 // keys, so nothing is paid outside of a region, which includes it for its thread.
 constexpr auto KEY = c10::DispatchKey::Fake;
 
+// Up to PyTorch 2.12 it is just above Python instead.
+constexpr bool IS_ABOVE_PYTHON = static_cast<uint16_t>(KEY) > static_cast<uint16_t>(c10::DispatchKey::Python);
+
 using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 // Whether a tensor has strided memory that can be copied byte by byte. Others are looked at in Python.
