@@ -245,7 +245,7 @@ class _Peak:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._allocator: Any = None
-        if device.type == "cpu":
+        if not accelerators.has_streams(device):
             self._allocator = counting_allocator()
             if isinstance(self._allocator, str) or not self._allocator.install("the rehearsal"):
                 raise SystemExit(f"the counting allocator is needed here: {self._allocator}")
@@ -256,8 +256,8 @@ class _Peak:
             peak_bytes = int(self._allocator.peak_bytes())
             self._allocator.reset_peak()
             return peak_bytes
-        peak_bytes = torch.cuda.max_memory_allocated(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
+        peak_bytes = accelerators.peak_allocated_bytes(self._device)
+        accelerators.reset_peaks(self._device)
         return peak_bytes
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from . import accelerators
 
 _CYCLES_PER_MS = 1_500_000  # of a clock of 1.5 GHz
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
 _PORTABLE = 1  # cudaHostRegisterPortable: locked for every device of the process
 
 
@@ -51,6 +53,20 @@ def lock_pages(pointer: int, size_bytes: int, device: torch.device) -> int:
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=device)
     return code
+
+
+def near_cores(device: torch.device) -> frozenset[int]:
+    """Returns the cores of the CPU that are nearest to a CUDA device; empty where the system does not tell."""
+    if not _is_cuda(device):
+        return frozenset()
+    properties: Any = torch.cuda.get_device_properties(device)
+    try:
+        place = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
+        text = (_PCI_DEVICES / "{:04x}:{:02x}:{:02x}.0".format(*place) / "local_cpulist").read_text()
+        spans = [span.partition("-") for span in text.strip().split(",") if span]
+        return frozenset(core for first, _, last in spans for core in range(int(first), int(last or first) + 1))
+    except (AttributeError, OSError, ValueError):
+        return frozenset()
 
 
 def unlock_pages(pointer: int) -> None:

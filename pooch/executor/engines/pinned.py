@@ -84,7 +84,7 @@ class PinnedBlock:
                     raise
                 self.why_pageable = error.why
         self.pageable_bytes += part_bytes
-        return _Part(_mapped(part_bytes)[1], _nothing)
+        return _Part(_mapped(part_bytes, self.device)[1], _nothing)
 
     @property
     def parts(self) -> list[torch.Tensor]:
@@ -177,15 +177,15 @@ def _refuse_more_than_there_is(size_bytes: int) -> None:
 
 def _locked(block: PinnedBlock, part_bytes: int) -> _Part:
     """Return a locked mapping."""
-    mapping, contents = _mapped(part_bytes)
+    mapping, contents = _mapped(part_bytes, block.device)
     code = cuda_only.lock_pages(contents.data_ptr(), part_bytes, block.device)
     if code != 0:
         raise _NotLocked(block.size_bytes, f"CUDA error {code}")
     return _Part(contents, end_with(block, _unlock, contents.data_ptr(), block.device, mapping, os.getpid()))
 
 
-def _mapped(part_bytes: int) -> tuple[mmap.mmap, torch.Tensor]:
-    """Return an anonymous mapping, and its bytes. Its pages are there.
+def _mapped(part_bytes: int, device: torch.device) -> tuple[mmap.mmap, torch.Tensor]:
+    """Return an anonymous mapping, and its bytes. Its pages are there, in the memory that is nearest to the device.
 
     Raises:
         TierError: If there is no memory for it.
@@ -197,7 +197,9 @@ def _mapped(part_bytes: int) -> tuple[mmap.mmap, torch.Tensor]:
             f"no {part_bytes} bytes of host memory for swapping: set a smaller host budget", "host memory"
         ) from error
     contents = torch.frombuffer(mapping, dtype=torch.uint8)
-    touch_pages(contents.data_ptr(), part_bytes)  # where it cannot, whatever uses a page touches it
+    touch_pages(
+        contents.data_ptr(), part_bytes, cuda_only.near_cores(device)
+    )  # where it cannot, whatever uses a page touches it
     return mapping, contents
 
 
