@@ -14,9 +14,11 @@ from pathlib import Path
 from tests.simulated_cuda import libraries
 
 ROOT = Path(__file__).parents[2]
-BUILD = ROOT / "build" / "simulated_cuda"
+DEVELOPED_WITH = "2.14.1"
+VERSION = os.environ.get("SIMULATED_CUDA_TORCH", DEVELOPED_WITH)  # each in a folder of its own
+BUILD = ROOT / "build" / ("simulated_cuda" if VERSION == DEVELOPED_WITH else f"simulated_cuda-{VERSION}")
 VENV = Path(os.environ.get("SIMULATED_CUDA_VENV", BUILD / "venv"))
-TORCH = "torch==2.14.1"
+TORCH = f"torch=={VERSION}"
 AUTOLOAD = "simulated_cuda_autoload"
 
 
