@@ -36,6 +36,7 @@ WAITED_S = 12.0  # for plans, in one training
 AT = "pooch.auto, the peak of "
 SAVE_ON_CPU, FSDP2 = "save_on_cpu", "FSDP2 on the host"
 LEAST_S = 25.0  # what a training takes
+STOPS_S = 8.0  # before the part's end, with the steps that were made until then
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,7 @@ def _row(job: Job, case: Case, way: str, budget_bytes: int, plain: Trained | Non
         gc.collect()
         accelerators.empty_cache(on_device(job.device))
     compared = {
+        "steps": len(found.steps_ms),
         "first step's peak": format_bytes(found.peaks_bytes[0]),
         "later peak": format_bytes(found.later_peak_bytes),
         "step": format_ms(found.step_ms),
@@ -213,11 +215,14 @@ def _train(job: Job, case: Case, way: str, budget_bytes: int) -> Trained:
             accelerators.synchronize(device)
             steps_ms.append((time.perf_counter() - start_s) * 1000)
             peaks_bytes.append(peak.taken())
+            job.tell(f"step {len(steps_ms)}: {format_ms(steps_ms[-1])}, {format_bytes(peaks_bytes[-1])}")
+            if job.left_s < STOPS_S and len(steps_ms) > 1:
+                break
         summary = ""
         if auto is not None:
             summary = str(auto.summary())
             auto.remove()
-        sums = () if is_other else tuple(map(_sums, model.parameters()))
+        sums = () if len(steps_ms) < case.steps else tuple(map(_sums, model.parameters()))
     return Trained(tuple(peaks_bytes), tuple(steps_ms), tuple(losses), sums, summary, tuple(lines))
 
 
