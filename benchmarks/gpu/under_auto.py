@@ -200,7 +200,7 @@ def _train(job: Job, case: Case, way: str, budget_bytes: int) -> Trained:
             around = lambda: torch.autograd.graph.save_on_cpu(pin_memory=True)  # noqa: E731
         peak.taken()
         wait_until_s = time.monotonic() + WAITED_S
-        for _ in range(OTHERS_STEPS if is_other else case.steps):
+        for _ in range(min(OTHERS_STEPS, case.steps) if is_other else case.steps):
             while auto is not None and auto.is_planning and time.monotonic() < wait_until_s:
                 time.sleep(0.02)
             start_s = time.perf_counter()
@@ -222,7 +222,7 @@ def _train(job: Job, case: Case, way: str, budget_bytes: int) -> Trained:
         if auto is not None:
             summary = str(auto.summary())
             auto.remove()
-        sums = () if len(steps_ms) < case.steps else tuple(map(_sums, model.parameters()))
+        sums = () if is_other or len(steps_ms) < case.steps else tuple(map(_sums, model.parameters()))
     return Trained(tuple(peaks_bytes), tuple(steps_ms), tuple(losses), sums, summary, tuple(lines))
 
 
