@@ -200,25 +200,27 @@ RECORDS = (
     Mutation(
         "a copy out's event is recorded before the copy",
         _STREAMS,
-        "        with accelerators.on_stream(stream):\n"
+        "        with torch._C._DisableTorchDispatch(), accelerators.on_stream(stream):  # no op of the program's\n"
         "            self._to_room(bytes_of(storage), offset_bytes)\n"
         "        event = self._out_events[offset_bytes] = self._marked(stream)\n",
         "        event = self._out_events[offset_bytes] = self._marked(stream)\n"
-        "        with accelerators.on_stream(stream):\n"
+        "        with torch._C._DisableTorchDispatch(), accelerators.on_stream(stream):  # no op of the program's\n"
         "            self._to_room(bytes_of(storage), offset_bytes)\n",
         "memory goes back while it is still copied",
     ),
     Mutation(
         "a copy in's event is recorded before the copy",
         _STREAMS,
-        "        with accelerators.on_stream(stream):\n"
-        "            self._from_room(raw, offset_bytes)\n"
-        "        self._tell_allocator(raw)\n"
+        "            raw = bytes_of(storage)\n"
+        "            with accelerators.on_stream(stream):\n"
+        "                self._from_room(raw, offset_bytes)\n"
+        "            self._tell_allocator(raw)\n"
         "        event = self._marked(stream)\n",
-        "        event = self._marked(stream)\n"
-        "        with accelerators.on_stream(stream):\n"
-        "            self._from_room(raw, offset_bytes)\n"
-        "        self._tell_allocator(raw)\n",
+        "            event = self._marked(stream)\n"
+        "            raw = bytes_of(storage)\n"
+        "            with accelerators.on_stream(stream):\n"
+        "                self._from_room(raw, offset_bytes)\n"
+        "            self._tell_allocator(raw)\n",
         "values are read before they are back",
     ),
     Mutation(
@@ -270,29 +272,29 @@ STREAMS = (
     Mutation(
         "copies out are issued on the stream that computes",
         _STREAMS,
-        "        with accelerators.on_stream(stream):\n            self._to_room(",
-        "        with accelerators.on_stream(self._engine.current_stream()):\n            self._to_room(",
+        "_DisableTorchDispatch(), accelerators.on_stream(stream):",
+        "_DisableTorchDispatch(), accelerators.on_stream(self._engine.current_stream()):",
         "events of the copy stream say nothing of them",
     ),
     Mutation(
         "copies in are issued on the stream that computes",
         _STREAMS,
-        "        with accelerators.on_stream(stream):\n            self._from_room(",
-        "        with accelerators.on_stream(self._engine.current_stream()):\n            self._from_room(",
+        "            with accelerators.on_stream(stream):\n                self._from_room(",
+        "            with accelerators.on_stream(self._engine.current_stream()):\n                self._from_room(",
         "events of the copy stream say nothing of them",
     ),
     Mutation(
         "copies out are issued on the default stream",
         _STREAMS,
-        "        with accelerators.on_stream(stream):\n            self._to_room(",
-        "        with accelerators.on_stream(torch.cuda.default_stream()):\n            self._to_room(",
+        "_DisableTorchDispatch(), accelerators.on_stream(stream):",
+        "_DisableTorchDispatch(), accelerators.on_stream(torch.cuda.default_stream()):",
         "events of the copy stream say nothing of them",
     ),
     Mutation(
         "copies in are issued on the default stream",
         _STREAMS,
-        "        with accelerators.on_stream(stream):\n            self._from_room(",
-        "        with accelerators.on_stream(torch.cuda.default_stream()):\n            self._from_room(",
+        "            with accelerators.on_stream(stream):\n                self._from_room(",
+        "            with accelerators.on_stream(torch.cuda.default_stream()):\n                self._from_room(",
         "events of the copy stream say nothing of them",
     ),
     Mutation(
