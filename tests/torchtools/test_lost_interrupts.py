@@ -16,7 +16,7 @@ import pooch
 from pooch.executor import native_watch
 from pooch.executor.records import Handle
 from pooch.machine import StepLock, Value
-from pooch.torchtools import watch
+from pooch.torchtools import lost_interrupts, watch
 from pooch.torchtools.cpu_allocator.counting import CountingAllocator, counting_allocator
 from pooch.torchtools.lost_interrupts import _Unraisable
 from pooch.torchtools.stand_ins import Place, StandIns
@@ -37,8 +37,8 @@ def printed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """What Python prints, while Pooch is in use."""
     found: list[Any] = []
     if request.param == "in words":
-        hook = _Unraisable.__call__
-        monkeypatch.setattr(_Unraisable, "__call__", lambda self, unraisable: hook(self, ToldInWords(unraisable)))
+        called = lost_interrupts._called  # which is over when the interrupt is raised again
+        monkeypatch.setattr(lost_interrupts, "_called", lambda unraisable: called(ToldInWords(unraisable)))
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: found.append(unraisable.exc_type))
     stand_in, user = StandIns(Place(sys, "unraisablehook", _Unraisable)), Owner()
     stand_in.use(user)
