@@ -31,8 +31,6 @@ VOCABULARY, SMALL_VOCABULARY = 50257, 500
 TIMED_STEPS = 5  # the last ones
 OTHERS_STEPS = 7  # of the ways of others: they do the same in each
 WAITED_S = 12.0  # for plans, in one training
-
-
 AT = "pooch.auto, the peak of "
 SAVE_ON_CPU, FSDP2 = "save_on_cpu", "FSDP2 on the host"
 LEAST_S = 25.0  # what a training takes
@@ -191,12 +189,12 @@ def _train(job: Job, case: Case, way: str, budget_bytes: int) -> Trained:
     with ExitStack() as stack:
         if way == "checkpointing":
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        elif way.startswith("FSDP2"):
+        elif way == FSDP2:
             stack.enter_context(_on_the_host(model))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         auto = pooch.auto(model, budget_bytes, optimizer, tell=lines.append) if budget_bytes else None
         around: Callable[[], Any] = nullcontext
-        if way == "save_on_cpu":
+        if way == SAVE_ON_CPU:
             around = lambda: torch.autograd.graph.save_on_cpu(pin_memory=True)  # noqa: E731
         peak.taken()
         wait_until_s = time.monotonic() + WAITED_S
@@ -261,8 +259,8 @@ class _Peak:
             peak_bytes = int(self._allocator.peak_bytes())
             self._allocator.reset_peak()
             return peak_bytes
-        peak_bytes = accelerators.peak_allocated_bytes(self._device)
-        accelerators.reset_peaks(self._device)
+        peak_bytes = torch.accelerator.max_memory_allocated(self._device)  # the program's counter: Pooch resets its own
+        torch.accelerator.reset_peak_memory_stats(self._device)
         return peak_bytes
 
 
