@@ -271,7 +271,7 @@ def test_a_fraction_of_the_memory_is_a_limit_of_its_own() -> None:
     try:
         kept = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
         with pytest.raises(torch.OutOfMemoryError):
-            torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+            torch.empty(MIB, dtype=torch.uint8, device="cuda")
         del kept
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
