@@ -20,10 +20,11 @@ _LARGE_BLOCK_BYTES = 256 * 1024
 _TRIM_BYTES, _MOST_MAPPINGS = 128 * 1024, 65536  # as glibc has them
 _NEVER = 2**31 - 1
 _LARGEST_KEPT_BYTES = 2**25 - 2**16  # the largest block by which glibc raises its thresholds, less what it adds
+_MOST_BLOCKS = 8  # where the user's own settings are in force, none has a mapping of its own, or it changes nothing
 _PROBE_BYTES = 2**26  # above the largest block whose end changes glibc's thresholds
 _ATTEMPTS = 3  # other threads may take and free as much meanwhile
 _COUNTED_MODULO = 2**32
-_MAPPED_BYTES, _ARENA_BYTES = 4, 7  # places of `hblkhd` and `uordblks` in `struct mallinfo`
+_MAPPINGS, _MAPPED_BYTES, _ARENA_BYTES = 3, 4, 7  # places of `hblks`, `hblkhd` and `uordblks` in `struct mallinfo`
 _KEEPING = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _NEVER))
 _RETURNING = (
     (_M_MMAP_MAX, _MOST_MAPPINGS),
@@ -68,9 +69,14 @@ def raise_thresholds() -> None:
         return
     library = ctypes.CDLL(None)
     library.malloc.restype = ctypes.c_void_p
-    library.free(
-        ctypes.c_void_p(library.malloc(ctypes.c_size_t(_LARGEST_KEPT_BYTES)))
-    )  # never written: it takes no memory
+    blocks: list[ctypes.c_void_p] = []  # never written: they take no memory
+    for _ in range(_MOST_BLOCKS):  # only one with a mapping of its own raises them, and a hole in the heap may serve it
+        before = _mappings(library)
+        blocks.append(ctypes.c_void_p(library.malloc(ctypes.c_size_t(_LARGEST_KEPT_BYTES))))
+        if _mappings(library) != before:
+            break
+    for block in blocks:
+        library.free(block)
 
 
 def trim_freed_memory() -> None:
@@ -158,11 +164,20 @@ def _comes_from_its_heap(library: ctypes.CDLL) -> bool:
 
 def _counted_bytes(library: ctypes.CDLL) -> int:
     """What glibc's heap has given out, in its arenas and in mappings of their own, as far as `mallinfo` can count."""
+    figures = _figures(library)
+    return (figures[_MAPPED_BYTES] + figures[_ARENA_BYTES]) % _COUNTED_MODULO
+
+
+def _mappings(library: ctypes.CDLL) -> int:
+    """How many blocks have mappings of their own."""
+    return _figures(library)[_MAPPINGS]
+
+
+def _figures(library: ctypes.CDLL) -> list[int]:
     is_wide = hasattr(library, "mallinfo2")
     count = library.mallinfo2 if is_wide else library.mallinfo
     count.restype = _Counts if is_wide else _NarrowCounts
-    figures = count().figures
-    return int(figures[_MAPPED_BYTES] + figures[_ARENA_BYTES]) % _COUNTED_MODULO
+    return list(count().figures)
 
 
 def _file_of(library: ctypes.CDLL, function: object) -> str:
