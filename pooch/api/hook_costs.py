@@ -8,21 +8,22 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
+from statistics import median
 from typing import TYPE_CHECKING
 
 from ..ground.errors import PoochError
 from ..ground.progress import Progress
-from ..ir import Decisions, HookCosts, Link, Plan, Profile
+from ..ir import Decisions, HookCosts, Link, Profile
 from .manual import plan_from_decisions
 
 if TYPE_CHECKING:
     import torch
 
-TURNS = 6
+TURNS = 12  # of which the median counts: single steps differ by more than what hooks cost
 VIEWS = 4  # that follow an op, where they are measured
 _SHORT_ELEMENTS = 4096  # the smallest tensors that are decided on
-# Ops of real networks on a CPU leave little of what Python needs in the cache, so that hooks take two to three times as
-# long as between short ops. An op on two tensors of this size passes over 2 MiB, the second-level cache of many cores.
+# Ops of real networks on a CPU leave little of what hooks need in the caches. An op on two tensors of this size passes
+# over 2 MiB, the second-level cache of many cores.
 _EVICTING_ELEMENTS = 2**18
 _OPS, _TIMES_FEWER = 32, 8  # of a chain of these, and of one whose steps take little but what each step takes
 _LINK = Link("not used", 0.01, 0.01, 1e6, 1e6)
@@ -78,23 +79,27 @@ def _measured(device_type: str) -> tuple[HookCosts, float]:
 
     device = current_device(device_type)
     # Copies are priced by the link and kernels by the device, so what starts them is seen where both are short.
-    short = _taken(_Chain(device, 64, _SHORT_ELEMENTS), ("kept", "swapped", "replayed"))
-    elements = _SHORT_ELEMENTS if has_streams(device) else _EVICTING_ELEMENTS
-    seen = short if has_streams(device) else _taken(_Chain(device, _OPS, elements), ("kept", "replayed"))
-    few, viewed = (_taken(chain, ("kept",)) for chain in (_few(seen.chain), _Chain(device, _OPS, elements, VIEWS)))
-    op_ms, step_ms = _op_and_step_ms(few, seen)
-    if seen is not short:  # an op takes at least what it takes between short ones, which are timed with less noise
-        op_ms = max(op_ms, _op_and_step_ms(_taken(_few(short.chain), ("kept",)), short)[0])
+    chain = _Chain(device, 2 * _OPS, _SHORT_ELEMENTS)
+    few, short = _taken((_few(chain), ("kept",)), (chain, ("kept", "swapped", "replayed")))
+    op_ms, step_ms = _op_and_step_ms(few, short)
+    seen, seen_op_ms, elements = short, op_ms, _SHORT_ELEMENTS
+    if not has_streams(device):
+        elements = _EVICTING_ELEMENTS
+        chain = _Chain(device, _OPS, elements)
+        few, seen = _taken((_few(chain), ("kept",)), (chain, ("kept", "replayed")))
+        seen_op_ms, step_ms = _op_and_step_ms(few, seen)
+    (viewed,) = _taken((_Chain(device, _OPS, elements, VIEWS), ("kept",)))
     viewed_ms = viewed.more_ms("kept", "plain") - step_ms / _OPS
     copy_ms = short.more_ms("swapped", "kept") * short.chain.ops / max(1, short.copies)
     again_ms = seen.more_ms("replayed", "kept") * seen.chain.ops / max(1, seen.replays)
     costs = HookCosts(
-        op_ms=max(0.0, op_ms),
-        replay_ms=max(0.0, again_ms - seen.forward_ms - op_ms),
+        op_ms=op_ms,
+        replay_ms=max(0.0, again_ms - seen.forward_ms - seen_op_ms),
         copy_ms=max(0.0, copy_ms),
-        view_ms=max(0.0, (viewed_ms - op_ms) / VIEWS),
+        view_ms=max(0.0, (viewed_ms - seen_op_ms) / VIEWS),
         adds_in_place=watch.LIBRARY.get() is not None,
         step_ms=step_ms,
+        cold_op_ms=max(0.0, seen_op_ms - op_ms),
     )
     return costs, short.forward_ms
 
@@ -108,11 +113,12 @@ def _op_and_step_ms(few: _Taken, many: _Taken) -> tuple[float, float]:
 
     Args:
         few: what a chain of few ops took.
-        many: what one of many ops took.
+        many: what one of many ops took, in the same turns.
     """
-    few_ms, many_ms = (each.more_ms("kept", "plain") * each.chain.ops for each in (few, many))
-    op_ms = max(0.0, (many_ms - few_ms) / (many.chain.ops - few.chain.ops))
-    return op_ms, max(0.0, few_ms - op_ms * few.chain.ops)
+    few_ms, many_ms = (each.differences_ms("kept", "plain") for each in (few, many))
+    grown_ms = median(above - below for below, above in zip(few_ms, many_ms, strict=True))
+    op_ms = max(0.0, grown_ms / (many.chain.ops - few.chain.ops))
+    return op_ms, max(0.0, median(few_ms) - op_ms * few.chain.ops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,70 +162,87 @@ class _Taken:
 
     Attributes:
         chain: that was run.
-        step_ms: time of a step in each way.
+        step_ms: times of a step in each way, one for each turn.
         forward_ms: time of a plain forward pass for each op.
         copies: copies of a step where all values are swapped.
         replays: replays of a step where all values are recomputed.
     """
 
     chain: _Chain
-    step_ms: dict[str, float]
+    step_ms: dict[str, list[float]]
     forward_ms: float
     copies: int
     replays: int
 
+    def differences_ms(self, way: str, other: str) -> list[float]:
+        """How much longer a step takes in one way than in another, in each turn."""
+        return [one - two for one, two in zip(self.step_ms[way], self.step_ms[other], strict=True)]
+
     def more_ms(self, way: str, other: str) -> float:
         """How much longer one way takes than another for each op."""
-        return (self.step_ms[way] - self.step_ms[other]) / self.chain.ops
+        return median(self.differences_ms(way, other)) / self.chain.ops
 
 
-def _taken(chain: _Chain, names: tuple[str, ...]) -> _Taken:
-    """Run steps of a chain plainly and under plans that recompute one value, or swap or recompute all of them."""
-    from ..profiler import ProfileOptions, profile_step
-
-    model, forward = chain.build()
-    profile = profile_step(forward, model, None, _LINK, ProfileOptions(warmup=0, mode="run")).profile
-    ids = [value.id for value in profile.activations]
-    decisions: dict[str, Decisions] = {
-        "kept": dict.fromkeys(ids[:1], "recompute"),
-        "swapped": dict.fromkeys(ids, "swap"),
-        "replayed": dict.fromkeys(ids, "recompute"),
-    }
-    plans = {name: plan_from_decisions(profile, decisions[name], region="step") for name in names}
-    forward_ms, step_ms = _times_ms(chain, forward, plans)
-    kinds = {name: Counter(action.kind for action in plan.schedule.actions) for name, plan in plans.items()}
-    copies, replays = kinds.get("swapped", Counter()), kinds.get("replayed", Counter())
-    return _Taken(chain, step_ms, forward_ms / chain.ops, copies["copy_out"] + copies["copy_in"], replays["replay"])
-
-
-def _times_ms(
-    chain: _Chain, forward: Callable[[], torch.Tensor], plans: dict[str, Plan]
-) -> tuple[float, dict[str, float]]:
-    """Times of a plain forward pass and of a step plainly and under each plan: the minimum over several turns.
-
-    On a CPU this is the time that this thread computes, so that neither other programs nor waiting for a disk count.
-    With streams it is the time until everything is issued, which another thread does for the backward pass.
-    """
-    from ..executor import apply_plan
-    from ..torchtools.accelerators import has_streams, synchronize
-
-    clock_s = time.perf_counter if has_streams(chain.device) else time.thread_time
-
-    def step_ms(region: Callable[[], AbstractContextManager[object]]) -> tuple[float, float]:
-        synchronize(chain.device)
-        begin_s = clock_s()
-        with region():
-            loss = forward()
-        middle_s = clock_s()
-        loss.backward()
-        return (clock_s() - begin_s) * 1000, (middle_s - begin_s) * 1000
-
+def _taken(*asked: tuple[_Chain, tuple[str, ...]]) -> list[_Taken]:
+    """Run steps of chains in turns, plainly and under plans that recompute one value, or move or replay all of them."""
     with ExitStack() as attached:
-        ways: dict[str, Callable[[], AbstractContextManager[object]]] = {"plain": nullcontext}
+        prepared = [_Prepared(chain, names, attached) for chain, names in asked]
+        turns = [[each.turn_ms() for each in prepared] for _ in range(TURNS)]
+    return [each.taken([turn[index] for turn in turns]) for index, each in enumerate(prepared)]
+
+
+class _Prepared:
+    """A chain and the ways in which it is run."""
+
+    def __init__(self, chain: _Chain, names: tuple[str, ...], attached: ExitStack) -> None:
+        from ..executor import apply_plan
+        from ..profiler import ProfileOptions, profile_step
+
+        self.chain = chain
+        self._model, self._forward = chain.build()
+        profile = profile_step(self._forward, self._model, None, _LINK, ProfileOptions(warmup=0, mode="run")).profile
+        ids = [value.id for value in profile.activations]
+        decisions: dict[str, Decisions] = {
+            "kept": dict.fromkeys(ids[:1], "recompute"),
+            "swapped": dict.fromkeys(ids, "swap"),
+            "replayed": dict.fromkeys(ids, "recompute"),
+        }
+        plans = {name: plan_from_decisions(profile, decisions[name], region="step") for name in names}
+        self._actions = {name: Counter(action.kind for action in plan.schedule.actions) for name, plan in plans.items()}
         # A model has only one plan at a time, and a region covers any step. A run does not keep its model alive.
-        twins = {name: chain.build()[0] for name in plans}
+        self._twins = {name: chain.build()[0] for name in plans}
+        self._ways: dict[str, Callable[[], AbstractContextManager[object]]] = {"plain": nullcontext}
         for name, plan in plans.items():
-            ways[name] = attached.enter_context(apply_plan(plan, twins[name], on_mismatch="error")).step
-        turns = [{name: step_ms(way) for name, way in ways.items()} for _ in range(TURNS)]
-    least = {name: min(turn[name] for turn in turns) for name in ways}
-    return min(turn["plain"][1] for turn in turns), {name: whole_ms for name, (whole_ms, _) in least.items()}
+            self._ways[name] = attached.enter_context(apply_plan(plan, self._twins[name], on_mismatch="error")).step
+
+    def turn_ms(self) -> dict[str, tuple[float, float]]:
+        """The times of a step and of its forward pass in each way, in ms.
+
+        On a CPU this is the time that this thread computes, so that neither other programs nor waiting for a disk
+        count. With streams it is the time until everything is issued, which another thread does for the backward pass.
+        """
+        from ..torchtools.accelerators import has_streams, synchronize
+
+        clock_s = time.perf_counter if has_streams(self.chain.device) else time.thread_time
+
+        def step_ms(region: Callable[[], AbstractContextManager[object]]) -> tuple[float, float]:
+            synchronize(self.chain.device)
+            begin_s = clock_s()
+            with region():
+                loss = self._forward()
+            middle_s = clock_s()
+            loss.backward()
+            return (clock_s() - begin_s) * 1000, (middle_s - begin_s) * 1000
+
+        return {name: step_ms(way) for name, way in self._ways.items()}
+
+    def taken(self, turns: list[dict[str, tuple[float, float]]]) -> _Taken:
+        """All turns together."""
+        copied, replayed = (self._actions.get(name, Counter()) for name in ("swapped", "replayed"))
+        return _Taken(
+            self.chain,
+            {name: [turn[name][0] for turn in turns] for name in self._ways},
+            median(turn["plain"][1] for turn in turns) / self.chain.ops,
+            copied["copy_out"] + copied["copy_in"],
+            replayed["replay"],
+        )

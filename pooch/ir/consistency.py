@@ -101,7 +101,7 @@ def _cost_faults(profile: Profile) -> Iterator[str]:
         yield f"copies take shares {shares} of compute"
     if not 1 <= link.ranks <= 1 << 20:
         yield f"{link.ranks} ranks share the link"
-    costs_ms = (hooks.op_ms, hooks.replay_ms, hooks.copy_ms, hooks.view_ms, hooks.step_ms)
+    costs_ms = (hooks.op_ms, hooks.replay_ms, hooks.copy_ms, hooks.view_ms, hooks.step_ms, hooks.cold_op_ms)
     if not all(map(is_time, costs_ms)):
         yield f"the hooks cost {costs_ms}"
     if not is_time(profile.step_ms):

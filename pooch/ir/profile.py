@@ -111,12 +111,13 @@ class HookCosts:
     On a CPU this is compute time. A device with streams waits for it only if the host is behind.
 
     Attributes:
-        op_ms: for each forward op of the planned region.
+        op_ms: for each forward op of the planned region, between ops that move little.
         replay_ms: for each op that is replayed, beyond its time in the forward pass.
         copy_ms: for each copy that is started.
         view_ms: for each call of the planned region that computes nothing, see `Op.views`.
         adds_in_place: whether steps are watched natively, so that no `Op.hooked_bytes` are taken.
         step_ms: for each step, however many ops it has.
+        cold_op_ms: that a forward op takes beyond `op_ms` where it moves so many bytes that caches are cold.
     """
 
     op_ms: float = 0.0
@@ -125,6 +126,7 @@ class HookCosts:
     view_ms: float = 0.0
     adds_in_place: bool = False
     step_ms: float = 0.0
+    cold_op_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ COSTS = HookCosts(op_ms=0.5, replay_ms=0.25, copy_ms=0.125)
 def test_they_are_measured_on_this_machine() -> None:
     costs = measure_hook_costs()
     assert 0 <= costs.op_ms < 100
+    assert 0 <= costs.cold_op_ms < 100
     assert 0 < costs.copy_ms < 100
     assert 0 <= costs.replay_ms < 100
     assert 0 <= costs.view_ms < 100
@@ -177,10 +178,40 @@ def test_what_a_step_takes_once_is_no_cost_of_its_ops() -> None:
 
     def taken(ops: int, more_ms: float) -> _Taken:
         chain = _Chain(torch.device("cpu"), ops, 4096)
-        return _Taken(chain, {"plain": ops * 1.0, "kept": ops * 1.0 + more_ms}, 0.5, 0, 0)
+        return _Taken(chain, {"plain": [ops * 1.0] * 3, "kept": [ops * 1.0 + more_ms] * 3}, 0.5, 0, 0)
 
     assert _op_and_step_ms(taken(4, 2.4), taken(32, 5.2)) == pytest.approx((0.1, 2.0))
     assert _op_and_step_ms(taken(4, 2.4), taken(32, 2.0)) == pytest.approx((0.0, 2.4))
+
+
+def test_a_machine_that_changes_its_speed_changes_no_cost() -> None:
+    """Ways are compared within turns, and the median of the turns counts, so that one that was disturbed does not."""
+
+    def taken(ops: int) -> _Taken:
+        plain_ms = [ops * speed for speed in (1.0, 2.0, 1.0, 2.0, 1.5)]
+        more_ms = [0.1 * ops + 2.0 + disturbed for disturbed in (0, 0, 0, 0, 50.0 * ops)]
+        kept_ms = [plain + more for plain, more in zip(plain_ms, more_ms, strict=True)]
+        return _Taken(_Chain(torch.device("cpu"), ops, 4096), {"plain": plain_ms, "kept": kept_ms}, 0.5, 0, 0)
+
+    assert _op_and_step_ms(taken(4), taken(32)) == pytest.approx((0.1, 2.0))
+    assert taken(4).more_ms("kept", "plain") == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(("size_bytes", "cold"), [(2**14, 1 / 32), (2**18, 1 / 2), (2**19, 1), (2**24, 1)])
+def test_hooks_take_longer_between_ops_that_leave_caches_cold(size_bytes: int, cold: float) -> None:
+    """Each op of the chain reads one value and makes another."""
+    profile = chain(6, size_bytes=size_bytes)
+    decisions: dict[int, Choice] = {profile.activations[0].id: "recompute"}
+
+    def predicted_ms(hooks: HookCosts) -> float:
+        return plan_from_decisions(replace(profile, hooks=hooks), decisions, region="step").predicted_step_ms
+
+    forward = profile.ops[: profile.forward_ops]
+    moved = [2 * size_bytes if op.reads and op.writes else 0 for op in forward]
+    assert set(moved) == {2 * size_bytes}
+    with_replay = profile.forward_ops + 1
+    lost_ms = predicted_ms(HookCosts(cold_op_ms=1.0)) - predicted_ms(HookCosts())
+    assert lost_ms == pytest.approx(with_replay * cold)
 
 
 @pytest.mark.parametrize("region", ["step", "model"])

@@ -121,7 +121,11 @@ def test_what_hooks_cost_is_told_where_it_was_measured(profile: Profile) -> None
     )
     assert "hooks cost" not in text_of(tables.profile_table(hooked))
     costs_ms = {"op_ms": 0.0125, "replay_ms": 0.009, "copy_ms": 0.04, "view_ms": 0.006}
-    assert summaries.profile_record(hooked)["hooks"] == costs_ms | {"adds_in_place": False, "step_ms": 0.0}
+    rest = {"adds_in_place": False, "step_ms": 0.0, "cold_op_ms": 0.0}
+    assert summaries.profile_record(hooked)["hooks"] == costs_ms | rest
+    cold = replace(profile, hooks=HookCosts(0.0125, 0.009, 0.04, 0.006, cold_op_ms=0.02))
+    told = "12.5 us an op and up to 20.0 us more on large tensors, 6.0 us a view"
+    assert told in text_of(tables.profile_table(cold, verbose=True))
 
 
 def test_decisions_tables_keep_to_the_largest(plan: Plan) -> None:
