@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal, Protocol
 
 from .eviction import online_score
@@ -80,6 +81,7 @@ class _Nowhere:
 
 
 _NOWHERE = _Nowhere()
+_ORDERS_A_STEP = 16  # about as often are all of them looked at, to see in which order they leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,10 +321,13 @@ class Uses:
 
     Args:
         order: The numbers of values, in the order of their uses. A value may come several times.
+
+    Attributes:
+        length: How many uses there are.
     """
 
     def __init__(self, order: Sequence[int] = ()) -> None:
-        self._length = len(order)
+        self.length = len(order)
         self.order = order
         self._places: dict[int, list[int]] = {}
         for place, number in enumerate(order):
@@ -331,7 +336,7 @@ class Uses:
     @property
     def are_known(self) -> bool:
         """Whether a step was seen."""
-        return self._length > 0
+        return self.length > 0
 
     def distance(self, number: int, now: int) -> int:
         """How many uses come before the next one of a value.
@@ -342,10 +347,10 @@ class Uses:
         """
         places = self._places.get(number)
         if places is None:
-            return 2 * self._length
-        place = now % self._length
+            return 2 * self.length
+        place = now % self.length
         index = bisect_left(places, place)
-        return places[index] - place if index < len(places) else self._length - place + places[0]
+        return places[index] - place if index < len(places) else self.length - place + places[0]
 
     def following(self, now: int, count: int) -> Iterator[int]:
         """Yield the numbers of those that are used next.
@@ -354,8 +359,8 @@ class Uses:
             now: How many uses there were in this step.
             count: How many uses are looked at.
         """
-        for place in range(now, now + min(count, self._length)):
-            yield self.order[place % self._length]
+        for place in range(now, now + min(count, self.length)):
+            yield self.order[place % self.length]
 
 
 class PersistentValues:
@@ -373,6 +378,8 @@ class PersistentValues:
         self._values: dict[int, PersistentValue] = {}  # by the keys of their homes
         self._numbered: dict[int, PersistentValue] = {}
         self._count_uses, self._uses = count_uses, Uses()
+        self._scored: list[tuple[float, PersistentValue]] = []  # those that could leave at `_scored_at`, in order
+        self._scored_at = 0
         self.moved = Moved()
         self.are_last = False
 
@@ -404,6 +411,7 @@ class PersistentValues:
         order = [value.number for value in map(self._values.get, used) if value is not None]
         if order:
             self._uses = Uses(order)
+        self._scored = []
         for value in self._values.values():
             value.close()
             if value.spare is not None:
@@ -419,6 +427,7 @@ class PersistentValues:
         """Let go of all of them, and of their homes, since their storages may get others. No cycle keeps one."""
         for value in self._values.values():
             value.place = value.spare = None
+        self._scored = []
         self._values.clear()
         self._numbered.clear()
 
@@ -455,24 +464,45 @@ class PersistentValues:
             cost_ms: Gives what leaving costs.
             score: Gives the score of a saved value, by which it is compared with these.
         """
-        own, place = self._in_order(cost_ms), 0
+        own = self._in_order(cost_ms)
+        following = next(own, None)
         for value in saved:
             limit = -1.0 if self.are_last else score(value)
-            while place < len(own) and own[place][0] <= limit:
-                if own[place][1].can_leave:  # it may have left meanwhile
-                    yield own[place][1]
-                place += 1
+            while following is not None and following[0] <= limit:
+                if following[1].can_leave:  # it may have left meanwhile
+                    yield following[1]
+                following = next(own, None)
             yield value
-        yield from (value for _, value in own[place:] if value.can_leave)
+        if following is not None:
+            yield from (value for _, value in chain((following,), own) if value.can_leave)
 
-    def _in_order(self, cost_ms: Cost) -> list[tuple[float, PersistentValue]]:
-        """Yield those that can leave, with their scores, the lowest first."""
+    def _in_order(self, cost_ms: Cost) -> Iterator[tuple[float, PersistentValue]]:
+        """Yield those that can leave, with their scores, the lowest first, each once.
+
+        The order of a moment ago serves as well: what has arrived since comes after it.
+        """
+        now, yielded = self._count_uses(), set[PersistentValue]()
+        is_recent = self._scored and 0 <= now - self._scored_at < self._uses.length // _ORDERS_A_STEP
+        if is_recent:
+            for each in self._scored:
+                if each[1].can_leave:
+                    yielded.add(each[1])
+                    yield each
+        self._scored, self._scored_at = self._in_order_now(cost_ms), now
+        yield from (each for each in self._scored if each[1] not in yielded)
+
+    def _in_order_now(self, cost_ms: Cost) -> list[tuple[float, PersistentValue]]:
         now = self._count_uses() if self._uses.are_known else max((each.last_use for each in self), default=0)
-        scored = [
-            (online_score(cost_ms(value), value.size_bytes, self._distance(value, now)), value)
-            for value in self._values.values()
-            if value.can_leave
-        ]
+        costs_ms: dict[tuple[int, bool], float] = {}  # of what has the same size, and is or is not to be copied first
+        scored = []
+        for value in self._values.values():
+            if not value.can_leave:
+                continue
+            size_bytes = value.size_bytes
+            kind = size_bytes, value.is_copied or value.ticket is not None
+            if kind not in costs_ms:
+                costs_ms[kind] = cost_ms(value)
+            scored.append((online_score(costs_ms[kind], size_bytes, self._distance(value, now)), value))
         return sorted(scored, key=lambda each: each[0])
 
     def _distance(self, value: PersistentValue, now: int) -> float:

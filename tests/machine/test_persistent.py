@@ -142,6 +142,51 @@ def test_what_outlives_steps_and_what_autograd_has_saved_leave_in_one_order() ->
     assert [value in saved for value in found] not in ([True] * 6 + [False] * 5, [False] * 5 + [True] * 6)
 
 
+def a_long_step() -> World:
+    """64 values that are all there, in the step after one that used them one after the other."""
+    world = World(0, Faults(), sizes_bytes=[SIZE] * 64, has_temporaries=False, reads_ahead=False)
+    world.pressure.relieve()  # so that the tier has a copy of each
+    stepped(world, range(64))
+    world._forget_gone()
+    return world
+
+
+def test_the_order_of_a_moment_ago_serves_again_without_a_look_at_all_values() -> None:
+    world, orders = a_long_step(), list[int]()
+    order_now = world.values._in_order_now
+    world.values._in_order_now = lambda cost_ms: (orders.append(1), order_now(cost_ms))[1]  # type: ignore[method-assign]
+    for turn in range(24):
+        world.pressure.set_budget(world.memory.live_bytes)
+        world.memory.ask_for(SIZE)
+        with world.use([world.parameters[turn % 2]]):
+            pass
+    assert sum(home.is_here for home in world.parameters) < 64 - 12
+    assert len(orders) == 24 // (64 // 16)
+
+
+@pytest.mark.parametrize("uses", [1, 60])
+def test_what_has_arrived_since_the_order_was_made_leaves_as_well_and_nothing_twice(uses: int) -> None:
+    """Whether that order still serves or is too old."""
+    world = a_long_step()
+
+    def used(numbers: list[int]) -> None:
+        for number in numbers:
+            with world.use([world.parameters[number]]):
+                pass
+
+    world.pressure.set_budget(world.memory.live_bytes)
+    world.memory.ask_for(8 * SIZE)
+    away = [number for number, home in enumerate(world.parameters) if not home.is_here]
+    world.pressure.set_budget(world.memory.live_bytes)
+    used([0, 1] * 8)
+    world.memory.ask_for(SIZE)  # in an order anew
+    world.pressure.set_budget(world.memory.live_bytes + 9 * SIZE)
+    used([away[0], *[0, 1] * (uses // 2)])
+    assert world.parameters[away[0]].is_here
+    found = [value.number for _, value in world.values._in_order(world.pressure._cost_ms)]
+    assert sorted(found) == [number for number, home in enumerate(world.parameters) if home.is_here]
+
+
 def test_what_is_used_next_is_told_if_it_is_away_the_nearest_first() -> None:
     world = World(0, Faults(), sizes_bytes=[SIZE] * 5, has_temporaries=False)
     stepped(world, [3, 1, 4, 0, 2])
