@@ -36,8 +36,13 @@ def leanest_plan(trials: Trials) -> Leanest:
     starts = [_swap_within_host(trials, "keep"), _swap_within_host(trials, "recompute")]
     if not trials.candidates.mostly_swappable:
         starts += [trials.complete(decisions) for decisions in between_checkpoints(trials.candidates)]
-    found = [Leanest(decisions, trials.least_budget(decisions)) for decisions in starts]
-    return _improve(trials, min(found, key=lambda leanest: leanest.budget_bytes))
+    found = sorted((Leanest(each, trials.least_budget(each)) for each in starts), key=_budget_bytes)
+    # What needs least at first may be where single changes lead no further.
+    return min((_improve(trials, each) for each in found[: 1 if trials.many else None]), key=_budget_bytes)
+
+
+def _budget_bytes(leanest: Leanest) -> int:
+    return leanest.budget_bytes
 
 
 def try_leanest(trials: Trials) -> None:
