@@ -6,21 +6,19 @@ on their bytes may leave whenever nothing works on them, and are brought back be
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
 
 from ..ground.errors import TierError, UsageError
+from ..machine.account import weakly
 from ..machine.persistent import Kind, PersistentPlace, PersistentValue, PersistentValues
-from ..machine.recipes import NEVER_MS
-from ..machine.values import Place, Value
+from ..machine.values import Owner, Place
 from ..torchtools.accelerators import has_streams
 from ..torchtools.address_askers import RunningCall, reading_call
 from ..torchtools.raw_looks import LooksEverywhere
@@ -43,39 +41,12 @@ _OF_A_SLICE = 6  # times the size of its parameters: what comes back for it, wha
 _LENDING = {"numpy", "__array__", "apply_", "map_", "map2_"}
 
 
-class _Owner:
-    """What the machine asks about values that outlive steps: they have room in the tier, and cannot be made again."""
-
-    @property
-    def thread(self) -> int:
-        """Any thread may move these: no storage is released by that."""
-        return threading.get_ident()
-
-    def take_place(self, size_bytes: int) -> Place | None:
-        """Return None: each value has its room, or there was none."""
-        return None
-
-    def replay_ms(self, number: int) -> float:
-        """Return infinity."""
-        return NEVER_MS
+class _Owner(Owner):
+    """The owner of values that outlive steps. What replays need of these is brought back as they run."""
 
     def make_again(self, number: int) -> Any:
         """Fail: nothing asks for it."""
         raise NotImplementedError
-
-    def remember(self, value: Value) -> None:
-        """Do nothing."""
-
-    def moved(self, value: Value) -> Iterable[Value]:
-        """Return nothing: what replays need of these is brought back as they run."""
-        return ()
-
-    def gained(self, gained_ms: float) -> None:
-        """Do nothing."""
-
-    def released(self, number: int) -> bool:
-        """Return False."""
-        return False
 
 
 class PersistentMemory:
@@ -155,8 +126,7 @@ class PersistentMemory:
             self._adopt(tensor, kind, what)
         for parameter in model.parameters():
             if parameter.requires_grad and id(parameter) not in self._hooks:
-                hook = partial(_accumulated, weakref.ref(self))
-                self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(hook)
+                self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(weakly(self.accumulated))
 
     def move_in(self, model: torch.nn.Module) -> None:
         """Move a model to the device, one tensor after the other, each of which may have others leave."""
@@ -195,13 +165,14 @@ class PersistentMemory:
                         self._adopt(tensor, "state", (id(parameter), id(optimizer), name))
 
     def accumulated(self, parameter: torch.Tensor) -> None:
-        """Take over a gradient that autograd has accumulated. The caller holds the lock."""
-        gradient = parameter.grad
-        if gradient is not None:
-            self._adopt(gradient, "gradient", (id(parameter), "gradient"))
-            self._write_ahead([gradient])
-            with torch._C._DisableTorchDispatch():
-                self._evictor.look(2 * tensor_bytes(gradient))
+        """Take over a gradient that autograd has accumulated."""
+        with self._evictor.lock:
+            gradient = parameter.grad
+            if gradient is not None:
+                self._adopt(gradient, "gradient", (id(parameter), "gradient"))
+                self._write_ahead([gradient])
+                with torch._C._DisableTorchDispatch():
+                    self._evictor.look(2 * tensor_bytes(gradient))
 
     def _adopt(self, tensor: torch.Tensor, kind: Kind, what: Hashable) -> None:
         """Have a tensor leave where room is needed, unless something stands in the way."""
@@ -520,14 +491,6 @@ def _bring_back(keys: list[int]) -> None:
         values = [value for value in map(memory.values.of, keys) if value is not None]
         if values:
             memory.bring_back(values)
-
-
-def _accumulated(memory: weakref.ref[PersistentMemory], parameter: torch.Tensor) -> None:
-    """Take over the gradient that autograd has accumulated."""
-    here = memory()
-    if here is not None:
-        with here._evictor.lock:
-            here.accumulated(parameter)
 
 
 def _parts_of(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Kind, Hashable]]:
