@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -121,18 +122,15 @@ class StepDriver:
         self._standstill = Standstill(weakly(self.take_over))
         self._standstill.begin()
         self.graphs = GraphRecompute(weakly(self.room)) if allow_recompute == "rounding" else None
-        self._closed = weakref.finalize(
-            self,
-            _close,
-            self._standstill,
-            self._backward,
-            self._changes,
-            self._compiled,
-            self.graphs,
-            library,
-            evictor,
-            persistence,
-        )
+        ends = ExitStack()  # the last one first; it must not hold the driver, whose end may close it
+        for end in (evictor.close, persistence.close, library.close):
+            ends.callback(end)
+        if self.graphs is not None:
+            ends.callback(self.graphs.stop)
+        for end in (self._compiled.end, self._changes.stop, self._backward.stop, self._standstill.end):
+            ends.callback(end)
+        ends.callback(LOST_INTERRUPTS.leave, evictor)
+        self._closed = weakref.finalize(self, ends.close)
         self._closed.atexit = False
         evictor.last_resort = weakly(self.find_more)  # by now another thread may ask for it
         LOST_INTERRUPTS.use(evictor)
@@ -720,28 +718,3 @@ class StepDriver:
             self._running = None
         self._live.ask(False)
         self._live.let_go()
-
-
-def _close(
-    standstill: Standstill,
-    backward: BackwardWatch,
-    changes: ModuleChanges,
-    compiled: CallsEverywhere,
-    graphs: GraphRecompute | None,
-    library: Library,
-    evictor: Evictor,
-    persistence: Persistence,
-) -> None:
-    """Undo what a budget has put in place. It must not hold the driver, whose end may call it."""
-    LOST_INTERRUPTS.leave(evictor)
-    standstill.end()
-    backward.stop()
-    changes.stop()
-    compiled.end()
-    if graphs is not None:
-        graphs.stop()
-    library.close()
-    try:
-        persistence.close()
-    finally:
-        evictor.close()
