@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,8 +17,7 @@ from ..ground.errors import UsageError
 from ..ground.units import format_bytes
 from ..packing import Block, Layout, pack, verify
 from ..torchtools import cuda_only
-from ..torchtools.cpu_allocator import NO_PLACE, ArenaCounters, RecordedStep, counting_allocator
-from ..torchtools.cpu_allocator.arena import ALL, Integers
+from ..torchtools.cpu_allocator import NO_PLACE, ArenaCounters, ArenaFunctions, RecordedStep, counting_allocator
 from ..torchtools.cpu_allocator.arena_stats import ArenaState, ArenaStats
 from ..torchtools.cuda_allocator import CudaSteps, installed_arena
 from ..torchtools.malloc import trim_freed_memory
@@ -56,44 +54,7 @@ class ArenaOptions:
     canary_bytes: int = 0
 
 
-class StepFunctions(Protocol):
-    """What an allocator does with steps, whatever its device: see `ArenaFunctions`."""
-
-    @property
-    def alignment_bytes(self) -> int:
-        """Of places and their sizes."""
-
-    def record(self) -> None:
-        """Begin to record."""
-
-    def recorded(self) -> RecordedStep:
-        """End the recording, and return it."""
-
-    def recorded_so_far(self) -> RecordedStep:
-        """What was recorded up to now; the recording goes on."""
-
-    def serve(
-        self,
-        sizes: Integers,
-        offsets: Integers,
-        rooms: Integers,
-        arena_bytes: int,
-        *,
-        huge_pages: bool,
-        canaries: bool,
-        first: int,
-        end: int,
-    ) -> bool:
-        """Serve from a new arena; its first step begins now."""
-
-    def begin_step(self, first: int = 0, end: int = ALL) -> None:
-        """Begin a step, or a part of one."""
-
-    def stop(self) -> None:
-        """Record and serve no more."""
-
-    def counters(self) -> ArenaCounters:
-        """What became of the requests."""
+StepFunctions = ArenaFunctions | CudaSteps  # what an allocator does with steps
 
 
 class _Packing:

@@ -161,11 +161,8 @@ class Dataflow:
     def replay_extra_bytes(self, op_index: int) -> int:
         """Workspace of a replay: bytes that the op takes at its peak beyond what is live and what it writes."""
         op = self.profile.ops[op_index]
-        made = sum(self.profile.values[i].allocated_bytes for i in op.writes if self._is_new_storage(i))
+        made = sum(self.profile.values[i].allocated_bytes for i in op.writes if self.profile.values[i].overwrites < 0)
         return max(0, op.peak_bytes - op.entry_bytes - made)
-
-    def _is_new_storage(self, value_id: int) -> bool:
-        return self.profile.values[value_id].overwrites < 0
 
     def is_always_at_hand(self, value: Value) -> bool:
         """Existed before the step, outlives it, and is not overwritten: a replay may read it at any time."""

@@ -160,7 +160,7 @@ class ArenaFitting:
         rounds = _FIRST_ROUNDS
         least = self.evaluator.evaluate(planned.decisions, 0).timeline.point_bytes
         for _ in range(_REPAIRS):
-            lowered = self.evaluator.lowered_under(planned.decisions, budgets)
+            lowered = self.evaluator.evaluate(planned.decisions, budgets)
             if lowered.timeline.step_ms >= limit_ms:
                 return None
             attempt, rounds = self._attempt(planned, lowered, budgets, rounds), _ROUNDS
@@ -197,7 +197,7 @@ class ArenaFitting:
                     continue
                 budgets = best.budgets.copy()
                 budgets[begin:stop] = self.budget_bytes
-                tried = self.evaluator.lowered_under(best.planned.decisions, budgets)
+                tried = self.evaluator.evaluate(best.planned.decisions, budgets)
                 if tried.timeline.step_ms < best.step_ms and tried.timeline.peak_bytes <= self.budget_bytes:
                     attempt = self._attempt(best.planned, tried, budgets, _ROUNDS)
                     best = attempt if self._fits(attempt) else best

@@ -22,14 +22,9 @@ class StageEvaluator:
         self.dataflow = dataflow
         self._lowering = Lowering(dataflow)
 
-    def evaluate(self, decisions: Decisions, budget_bytes: int) -> Evaluation:
-        """Lower for the budget and simulate; the peak of decisions that do not fit is over the budget."""
+    def evaluate(self, decisions: Decisions, budget_bytes: int | numpy.ndarray) -> Evaluation:
+        """Lower for a budget, or one at each point, and simulate; the peak of what does not fit is over it."""
         schedule = self._lowering.lower(decisions, budget_bytes)
-        return Evaluation(schedule, simulate(self.dataflow, schedule, detail=False))
-
-    def lowered_under(self, decisions: Decisions, budgets: numpy.ndarray) -> Evaluation:
-        """Lower for a budget at each point and simulate."""
-        schedule = self._lowering.lower(decisions, budgets)
         return Evaluation(schedule, simulate(self.dataflow, schedule, detail=False))
 
     def play(self, schedule: Schedule) -> Timeline:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import torch
 
     from ..profiler import ProfileOptions
-    from ..torchtools.split import LossCall
     from ..workloads import Workload
 
 SMALLEST_INPUT_BYTES: Final = 4 << 20  # below that, slices free less than other tensors of the step
@@ -41,10 +40,10 @@ def with_split(profile: Profile, workload: Workload, options: ProfileOptions, pr
     from ..torchtools.split import SplitCalls, watching_losses
 
     try:
-        found = _found(profile, workload, progress)
-        if not found.calls:
-            return replace(profile, notes=(*profile.notes, *found.notes))
-        split = SplitCalls(frozenset(call.fingerprint for call in found.calls))
+        calls, notes = _found(profile, workload, progress)
+        if not calls:
+            return replace(profile, notes=(*profile.notes, *notes))
+        split = SplitCalls(frozenset(calls))
 
         def forward() -> torch.Tensor:
             split.made.clear()
@@ -56,31 +55,24 @@ def with_split(profile: Profile, workload: Workload, options: ProfileOptions, pr
         chosen = replace(options, warmup=0, repeats=1, mode=mode)
         made = profile_step(forward, workload.model, workload.optimizer, profile.link, chosen, progress).profile
         made = _with_times_of(made, profile)
-        splits = tuple(_splits(profile, made, {call.fingerprint: call for call in found.calls}, split.made))
+        splits = tuple(_splits(profile, made, calls, split.made))
     except (PoochError, RuntimeError, MemoryError) as error:
         reason = "memory runs out" if is_out_of_memory(error) else first_line(error)
         forgotten(error)
         note = f"the loss is not run in slices: the step does not run that way ({reason})"
         return replace(profile, notes=(*profile.notes, note))
-    return replace(profile, split=replace(made, splits=splits), notes=(*profile.notes, *found.notes))
+    return replace(profile, split=replace(made, splits=splits), notes=(*profile.notes, *notes))
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    fingerprint: str
     rows: int
     slices: int
     input_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    calls: tuple[_Call, ...]
-    notes: tuple[str, ...]
-
-
-def _found(profile: Profile, workload: Workload, progress: Progress) -> _Found:
-    """Run a forward pass and try each call that is large enough both ways."""
+def _found(profile: Profile, workload: Workload, progress: Progress) -> tuple[dict[str, _Call], tuple[str, ...]]:
+    """Run a forward pass and try each call that is large enough both ways: those with the same bits, and notes."""
     import torch
 
     from ..profiler.session import user_errors_named
@@ -98,9 +90,12 @@ def _found(profile: Profile, workload: Workload, progress: Progress) -> _Found:
             if isinstance(call, str):
                 notes[f"the loss is not run in slices: {call}"] = None
             elif call.fingerprint not in calls:
-                difference = _difference(call, difference_from_plain)
+                difference = difference_from_plain(
+                    call.logits, call.target, call.weight, call.reduction, call.ignore_index, call.rows
+                )
                 if difference is None:
-                    calls[call.fingerprint] = _described(call)
+                    slices = -(-call.logits.shape[0] // call.rows)
+                    calls[call.fingerprint] = _Call(call.rows, slices, call.logits.nbytes)
                 else:
                     notes[f"the loss is not run in slices: {difference} would have other bits"] = None
         return plain(*arguments, **named)
@@ -108,7 +103,7 @@ def _found(profile: Profile, workload: Workload, progress: Progress) -> _Found:
     progress("comparing the loss whole and in slices")
     with user_errors_named(), training_state_kept(workload.model, device), torch.no_grad(), watching_losses(watch):
         workload.forward()
-    return _Found(tuple(calls.values()), tuple(notes))
+    return calls, tuple(notes)
 
 
 def _least_bytes(profile: Profile) -> int:
@@ -119,15 +114,6 @@ def _may_have_calls(profile: Profile) -> bool:
     """Whether the recorded step makes a softmax as large as the logits of a call that is worth it."""
     made = (profile.values[value] for op in profile.ops if op.name == SOFTMAX_OP for value in op.writes)
     return any(value.size_bytes >= _least_bytes(profile) for value in made)
-
-
-def _difference(call: LossCall, compare: Callable[..., str | None]) -> str | None:
-    return compare(call.logits, call.target, call.weight, call.reduction, call.ignore_index, call.rows)
-
-
-def _described(call: LossCall) -> _Call:
-    slices = -(-call.logits.shape[0] // call.rows)
-    return _Call(call.fingerprint, call.rows, slices, call.logits.nbytes)
 
 
 def _with_times_of(made: Profile, plain: Profile) -> Profile:

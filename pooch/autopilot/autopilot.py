@@ -221,9 +221,9 @@ class Auto:
         library = self._driver.library
         share = self._team.share
         return self._driver.counters.summary(
-            self.budget_bytes,
-            library.shapes(),
-            tuple(library.events),
+            budget_bytes=self.budget_bytes,
+            shapes=library.shapes(),
+            events=tuple(library.events),
             tier_bytes=self._driver.evictor.engine.room.most_bytes,
             tier_limit_bytes=share.each_bytes,
             local_ranks=share.ranks,

@@ -19,11 +19,7 @@ from torch.utils import _pytree as pytree
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """Copies what a model is called with to its device, and what it returns back, in any nesting.
-
-    Attributes:
-        device: The device.
-    """
+    """Copies what a model is called with to its device, and what it returns back, in any nesting."""
 
     device: torch.device
 

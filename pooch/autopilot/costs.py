@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -46,16 +46,13 @@ def link_seen(speed: CopySpeed) -> Link:
     )  # fmt: skip
 
 
-class CostSource(Protocol):
-    """Where the costs come from.
-
-    Attributes:
-        is_final: Whether nothing better is still being measured.
-    """
+class CostSource(ABC):
+    """Where the costs come from. Not every device needs all that may be asked for."""
 
     @property
+    @abstractmethod
     def is_final(self) -> bool:
-        """See above."""
+        """Whether nothing better is still being measured."""
 
     def prepare(self, room_bytes: int) -> None:
         """Measure what has to be measured in the training thread. It is called between steps, before each job.
@@ -63,7 +60,9 @@ class CostSource(Protocol):
         Args:
             room_bytes: Device bytes that are free below the budget.
         """
+        return
 
+    @abstractmethod
     def now(self, profile: Profile) -> Costs:
         """Return the costs as far as they are known. It is called in the thread of the worker.
 
@@ -73,12 +72,14 @@ class CostSource(Protocol):
 
     def begin(self) -> None:
         """Begin to measure what is measured beside training. It is called in the same thread, after each plan."""
+        return
 
     def close(self) -> None:
         """End what is still being measured."""
+        return
 
 
-class DeviceCosts:
+class DeviceCosts(CostSource):
     """Costs of a device with streams, whose copies and kernels only this process can time beside one another.
 
     They are measured once, when the first plan is needed: between steps, when activations take no memory.
@@ -120,14 +121,8 @@ class DeviceCosts:
         """Return what was measured, or else the estimate."""
         return self._costs or Costs(link_seen(self._speed), profile.hooks)
 
-    def begin(self) -> None:
-        """Do nothing."""
 
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class HostCosts:
+class HostCosts(CostSource):
     """Costs of a machine whose device is the CPU, measured by a child process of low priority.
 
     It begins once the first plan is made, which it would delay: measuring and planning take a core each.
@@ -148,9 +143,6 @@ class HostCosts:
     def is_final(self) -> bool:
         """Whether the measuring has ended, with an answer or without."""
         return self._found is not None or (self._thread is not None and not self._thread.is_alive())
-
-    def prepare(self, room_bytes: int) -> None:
-        """Do nothing: another process measures."""
 
     def now(self, profile: Profile) -> Costs:
         """Return what was measured, or the estimate until then."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ..executor.statistics import RunStats
 from ..executor.step import Step
 from ..ground.errors import TierError, UsageError
 from ..ir import Profile
-from ..machine.account import LiveBytes
+from ..machine.account import LiveBytes, weakly
 from ..profiler.live import needs_profiler
 from ..profiler.step import is_profiling
 from ..torchtools.calls import CallContext
@@ -115,27 +115,24 @@ class StepDriver:
         governed.place(self._surround, self.here)
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
         self._backward.start()
-        self._uncalled = UncalledSteps(partial(_region_of, weakref.ref(self)))
+        self._uncalled = UncalledSteps(weakly(self.uncalled_region))
         self._are_uncalled, self._calls_in_a_row = False, 0  # whether steps are expected without a call; steps with one
-        self._compiled = CallsEverywhere(partial(_compiled_call, weakref.ref(self)))
+        self._compiled = CallsEverywhere(weakly(self.compiled_call))
         self._compiled.begin()
-        self._standstill = Standstill(partial(_take_over, weakref.ref(self)))
+        self._standstill = Standstill(weakly(self.take_over))
         self._standstill.begin()
-        self.graphs = GraphRecompute(partial(_room_of, weakref.ref(self))) if allow_recompute == "rounding" else None
-        self._closed = weakref.finalize(
-            self,
-            _close,
-            self._standstill,
-            self._backward,
-            self._changes,
-            self._compiled,
-            self.graphs,
-            library,
-            evictor,
-            persistence,
-        )
+        self.graphs = GraphRecompute(weakly(self.room)) if allow_recompute == "rounding" else None
+        ends = ExitStack()  # the last one first; it must not hold the driver, whose end may close it
+        for end in (evictor.close, persistence.close, library.close):
+            ends.callback(end)
+        if self.graphs is not None:
+            ends.callback(self.graphs.stop)
+        for end in (self._compiled.end, self._changes.stop, self._backward.stop, self._standstill.end):
+            ends.callback(end)
+        ends.callback(LOST_INTERRUPTS.leave, evictor)
+        self._closed = weakref.finalize(self, ends.close)
         self._closed.atexit = False
-        evictor.last_resort = partial(_find_more, weakref.ref(self))  # by now another thread may ask for it
+        evictor.last_resort = weakly(self.find_more)  # by now another thread may ask for it
         LOST_INTERRUPTS.use(evictor)
         note_held(governed.device, self)
 
@@ -194,8 +191,10 @@ class StepDriver:
         """Return a context that counts as a call of a governed module."""
         return DrivenCall(self, REGION, (), {}, None)
 
-    def uncalled_region(self) -> DrivenCall:
-        """Return a context for a step without a call."""
+    def uncalled_region(self) -> DrivenCall | None:
+        """Return a context for a step without a call, or None if the budget is held no longer."""
+        if self._is_removed:
+            return None
         self._calls_in_a_row = 0
         return self.region()
 
@@ -672,7 +671,7 @@ class StepDriver:
         if running is None or not running.is_of_this_thread:
             return None
         models = self.governed.living
-        taken_bytes = running.start_bytes + self._persistence.state_to_come_bytes(models)
+        taken_bytes = running.start_bytes + self._persistence.states.bytes_to_come(models)
         return StepRoom(self.budget.size_bytes, self.budget.share, taken_bytes, models)
 
     def look_after_last(self) -> None:
@@ -719,55 +718,3 @@ class StepDriver:
             self._running = None
         self._live.ask(False)
         self._live.let_go()
-
-
-def _compiled_call(driver: weakref.ref[StepDriver], compiled: object) -> None:
-    here = driver()
-    if here is not None:
-        here.compiled_call(compiled)
-
-
-def _region_of(driver: weakref.ref[StepDriver]) -> DrivenCall | None:
-    here = driver()
-    return None if here is None or here._is_removed else here.uncalled_region()
-
-
-def _room_of(driver: weakref.ref[StepDriver]) -> StepRoom | None:
-    here = driver()
-    return None if here is None else here.room()
-
-
-def _take_over(driver: weakref.ref[StepDriver]) -> None:
-    here = driver()
-    if here is not None:
-        here.take_over()
-
-
-def _find_more(driver: weakref.ref[StepDriver]) -> int | None:
-    here = driver()
-    return None if here is None else here.find_more()
-
-
-def _close(
-    standstill: Standstill,
-    backward: BackwardWatch,
-    changes: ModuleChanges,
-    compiled: CallsEverywhere,
-    graphs: GraphRecompute | None,
-    library: Library,
-    evictor: Evictor,
-    persistence: Persistence,
-) -> None:
-    """Undo what a budget has put in place. It must not hold the driver, whose end may call it."""
-    LOST_INTERRUPTS.leave(evictor)
-    standstill.end()
-    backward.stop()
-    changes.stop()
-    compiled.end()
-    if graphs is not None:
-        graphs.stop()
-    library.close()
-    try:
-        persistence.close()
-    finally:
-        evictor.close()

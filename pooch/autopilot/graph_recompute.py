@@ -21,19 +21,15 @@ class GraphRecompute:
 
     Attributes:
         spared_bytes: By how much less the step takes than without.
+        made_again: What was made of graphs so far.
     """
 
     def __init__(self, room: Callable[[], StepRoom | None]) -> None:
         self._room = room
-        self._made_again, self._is_told = MadeAgain(), True
+        self.made_again, self._is_told = MadeAgain(), True
         self._in_step, self._saved_bytes = 0, 0  # graphs that were compiled in the step, and what they save
         self.spared_bytes = 0
         ROOMS.append(self.room)
-
-    @property
-    def made_again(self) -> MadeAgain:
-        """What was made of graphs so far."""
-        return self._made_again
 
     def begin_step(self) -> None:
         """Note that a step begins."""
@@ -55,13 +51,13 @@ class GraphRecompute:
     def _note(self, whole: GraphMemory, memory: GraphMemory, calls: int) -> None:
         self.spared_bytes += whole.of_calls(calls) - memory.of_calls(calls)
         self._in_step, self._saved_bytes = self._in_step + 1, self._saved_bytes + memory.saved_bytes
-        before, self._made_again = self._made_again, self._made_again.with_graph(whole, memory)
-        self._is_told = self._is_told and before is self._made_again
+        before, self.made_again = self.made_again, self.made_again.with_graph(whole, memory)
+        self._is_told = self._is_told and before is self.made_again
 
     def untold(self) -> str | None:
         """Return what is to be told since this was last called, or None."""
         is_told, self._is_told = self._is_told, True
-        return None if is_told else str(self._made_again)
+        return None if is_told else str(self.made_again)
 
     def stop(self) -> None:
         """Give no room any more. May be repeated."""

@@ -45,6 +45,9 @@ class Library:
         cache: Keeps profiles and plans for the next run, or None.
         holds_beneath: Whether the budget is held beneath a plan as well, so that one that needs a little more than the
             budget can be followed.
+
+    Attributes:
+        requests: What has plans made; it knows whether answers have come.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class Library:
     ) -> None:
         self._tell, self._cache, self._holds_beneath = tell, cache, holds_beneath
         self._known = KnownShapes()
-        self._requests = PlanRequests(options, costs, cache)
+        self.requests = PlanRequests(options, costs, cache)
         self._budget_bytes = 0
         self._is_warm = False  # whether a step was run
         self._is_settled = self._has_tier = True
@@ -96,7 +99,7 @@ class Library:
         known.steps += 1
         known.decision = self._decision(key, known, start_bytes, budget_bytes)
         if known.decision == "record":
-            self._requests.warm_up()
+            self.requests.warm_up()
         return known.decision, known
 
     def choose_again(self, kind: QuietKind) -> bool:
@@ -106,7 +109,7 @@ class Library:
             kind: What was chosen before.
         """
         known = kind.known
-        if self._requests.have_come or self._known.forgotten != kind.forgotten or known.profile is not kind.profile:
+        if self.requests.have_come or self._known.forgotten != kind.forgotten or known.profile is not kind.profile:
             return False
         self.chose_again(kind, 1)
         return True
@@ -116,11 +119,6 @@ class Library:
         """Note further steps of a kind that runs in-core."""
         kind.known.steps += steps
         kind.known.decision, kind.known.reason = "in-core", ""
-
-    @property
-    def requests(self) -> PlanRequests:
-        """What has plans made; it knows whether answers have come."""
-        return self._requests
 
     @property
     def forgotten(self) -> int:
@@ -175,13 +173,13 @@ class Library:
             return "in-core"
         anchors, most_bytes = [KnownStep(key.sizes, known.profile)], _followed_bytes(known, budget_bytes)
         if known.plan is not None and known.plan.predicted_peak_bytes + more_bytes <= most_bytes:
-            knows_costs = not known.is_provisional or self._requests.knows_costs
+            knows_costs = not known.is_provisional or self.requests.knows_costs
             if (known.is_outdated or (known.is_provisional and knows_costs)) and not known.is_pending:
                 known.is_outdated = False
                 self._ask(key, known, anchors, start_bytes, target_bytes)
             elif known.steps >= OFTEN and not known.is_improved and knows_costs and not known.is_pending:
                 known.is_improved = True
-                self._requests.ask_for_better(key, known, self._held_bytes)
+                self.requests.ask_for_better(key, known, self._held_bytes)
             if self._has_tier or not (known.plan.schedule.host_bytes or known.needed_bytes):
                 return "plan"
             known.reason = "the swap tier cannot be used now"
@@ -192,7 +190,7 @@ class Library:
     def _ask(
         self, key: StepKey, known: Known, anchors: Sequence[KnownStep], start_bytes: int, target_bytes: int
     ) -> None:
-        self._requests.ask(key, known, anchors, start_bytes, target_bytes, self._held_bytes)
+        self.requests.ask(key, known, anchors, start_bytes, target_bytes, self._held_bytes)
 
     @property
     def _held_bytes(self) -> int | None:
@@ -258,7 +256,7 @@ class Library:
             return "online"
         if not (self._is_warm and self._is_settled) and target_bytes:
             self._is_warm = True
-            self._requests.warm_up()  # a plan is asked for soon
+            self.requests.warm_up()  # a plan is asked for soon
             return "online"
         if not self._has_tier:
             return "online"
@@ -287,7 +285,7 @@ class Library:
     # Answers ----------------------------------------------------------------------------------------------------------
 
     def _take_answers(self) -> None:
-        for arrival in self._requests.arrivals():
+        for arrival in self.requests.arrivals():
             request = arrival.request
             request.known.is_pending = False
             if self._known.look(request.key) is request.known:  # else it was forgotten meanwhile
@@ -427,12 +425,12 @@ class Library:
     @property
     def is_planning(self) -> bool:
         """Whether any plan is being made."""
-        return any(known.is_pending for known in self._known.values()) and not self._requests.have_come
+        return any(known.is_pending for known in self._known.values()) and not self.requests.have_come
 
     @property
     def planning_s(self) -> float:
         """Time for which was planned beside training."""
-        return self._requests.planning_s
+        return self.requests.planning_s
 
     @property
     def plans(self) -> dict[StepKey, Plan]:
@@ -464,11 +462,11 @@ class Library:
 
     def close(self) -> None:
         """Plan no longer."""
-        self._requests.close()
+        self.requests.close()
 
     def join(self) -> None:
         """Wait until no thread and no process plans, after `close`."""
-        self._requests.join()
+        self.requests.join()
 
 
 def _followed_bytes(known: Known, budget_bytes: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ..machine.account import weakly
 from ..torchtools.tensors import find_tensors, storage_bytes
 
 
@@ -20,27 +21,19 @@ class OptimizerWatch:
     """
 
     def __init__(self, appeared: Callable[[int], None]) -> None:
-        self._appeared = weakref.WeakMethod(appeared)
+        self._appeared = weakly(appeared)
         self._before_bytes: weakref.WeakKeyDictionary[torch.optim.Optimizer, int | None] = weakref.WeakKeyDictionary()
-        me = weakref.ref(self)
-
-        def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            watch = me()
-            if watch is not None:
-                watch._before_bytes.setdefault(optimizer, _state_bytes(optimizer))
-
-        def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            watch = me()
-            if watch is not None:
-                watch._look(optimizer)
-
+        before, after = weakly(self._before), weakly(self._after)
         self._hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
 
-    def _look(self, optimizer: torch.optim.Optimizer) -> None:
-        before_bytes, appeared = self._before_bytes.get(optimizer), self._appeared()
-        if before_bytes is not None and appeared is not None:
+    def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._before_bytes.setdefault(optimizer, _state_bytes(optimizer))
+
+    def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        before_bytes = self._before_bytes.get(optimizer)
+        if before_bytes is not None:
             self._before_bytes[optimizer] = None  # only its first step
-            appeared(_state_bytes(optimizer) - before_bytes)
+            self._appeared(_state_bytes(optimizer) - before_bytes)
 
     def stop(self) -> None:
         """Watch no longer."""

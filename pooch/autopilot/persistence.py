@@ -6,13 +6,11 @@ with everything else on the device, everything else stays.
 
 from __future__ import annotations
 
-import gc
 import math
 import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,12 +22,13 @@ from ..executor.slices import MOST_MOMENTS, TEMPORARIES, known_moments
 from ..executor.tier import rounded_bytes
 from ..ground.errors import InfeasibleTier, UsageError
 from ..ground.units import format_bytes
+from ..machine.account import weakly
 from ..machine.persistent import Kind, Moved
 from ..torchtools.calls import compiled_part
 from ..torchtools.optimizer_slices import OptimizerSlices
 from ..torchtools.standing_aside import CallsEverywhere
-from ..torchtools.tensors import find_tensors, tensor_bytes
 from ..torchtools.watch import LIBRARY, unmark
+from .optimizer_states import OptimizerStates, parameters_of
 from .summary import MovedKind
 
 PLANNED_SHARE = 0.9  # of the room: where parameters and gradients alone take more, steps are not planned
@@ -59,13 +58,13 @@ class Persistence:
         memory: What may leave, or None as long as everything stays.
         may_plan: Whether steps can be planned: of all this, only the optimizer's state is away in them.
         has_compiled: Whether compiled graphs run in steps.
+        states: The optimizers, and the state that they have and have yet to make.
     """
 
     def __init__(self, evictor: Evictor, optimizer: torch.optim.Optimizer | None, tell: Callable[[str], None]) -> None:
         self._evictor, self._tell = evictor, tell
-        self._given = [] if optimizer is None else [weakref.ref(optimizer)]
-        self._seen = self._given  # what was found the last time that state to come was asked for
         self._slices: weakref.WeakKeyDictionary[torch.optim.Optimizer, OptimizerSlices] = weakref.WeakKeyDictionary()
+        self.states = OptimizerStates(optimizer, self._slices)
         self.memory: PersistentMemory | None = None
         self._moved: Moved | None = None
         self._staying_bytes: Mapping[str, int] = {}
@@ -73,8 +72,8 @@ class Persistence:
         self._moved_in: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # of models that do not fit
         self._has_missed = False  # whether the budget was passed in the last step, or in an optimizer's after it
         self._has_passed_by = False  # whether that was not under it
-        self._hook = register_optimizer_step_post_hook(partial(_stepped, weakref.ref(self)))
-        self._calls = CallsEverywhere(partial(_compiled_call_begins, weakref.ref(self)))
+        self._hook = register_optimizer_step_post_hook(weakly(self.optimizer_stepped))
+        self._calls = CallsEverywhere(weakly(self.compiled_call_begins))
         self._models: Sequence[weakref.ref[torch.nn.Module]] = ()
         self._unseen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models, until a step begins
         self._known_bytes: int | None = None  # the budget when the step before began
@@ -100,13 +99,13 @@ class Persistence:
         Args:
             quiet_steps: Runs these natively, if anything does.
         """
-        stepped: Callable[..., None] = partial(_stepped, weakref.ref(self))
+        stepped: Callable[..., None] = weakly(self.optimizer_stepped)
         self._hook.remove()
         self._hook = register_optimizer_step_post_hook(
             stepped if quiet_steps is None else quiet_steps.after_step(stepped)
         )
 
-    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note that an optimizer has made a step, with as much state as it will have."""
         self._has_missed = self._has_missed or (self._evictor.missing_bytes > 0 and not self._has_passed_by)
         if self._unseen:
@@ -130,7 +129,7 @@ class Persistence:
                 )
                 return
 
-    def compiled_call_begins(self) -> None:
+    def compiled_call_begins(self, _: object) -> None:
         """Have everything back for good, as a compiled graph is about to run, whose kernels take addresses."""
         if self.memory is None:
             return
@@ -188,7 +187,7 @@ class Persistence:
             for model in elsewhere:
                 model.to(device)
             moved = {id(parameter) for model in elsewhere for parameter in model.parameters()}
-            for optimizer in self._optimizers(moved):
+            for optimizer in self.states.optimizers_of(moved):
                 move_state(optimizer)
             return
         self._moved_in.update(elsewhere)
@@ -245,7 +244,7 @@ class Persistence:
 
     def _adopt_state(self) -> bool:
         models = [model for model in (each() for each in self._models) if model is not None]
-        optimizers = self._optimizers({id(each) for each in _parameters_of(models)})
+        optimizers = self.states.optimizers_of({id(each) for each in parameters_of(models)})
         if not any(optimizer.state for optimizer in optimizers):
             return False
         self._has_begun = True  # it is too late for an error
@@ -305,42 +304,12 @@ class Persistence:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         here_bytes = sum(parameter.nbytes for parameter in parameters)
         needed_bytes = here_bytes + sum(parameter.nbytes for parameter in trained if parameter.grad is None)
-        beside_bytes = self._room_bytes(here_bytes) or self._room_bytes(here_bytes + self._state_bytes(trained))
+        beside_bytes = self._room_bytes(here_bytes) or self._room_bytes(here_bytes + self.states.bytes_of(trained))
         room_bytes = int(TIGHT_SHARE * (beside_bytes or budget_bytes))
         most_bytes = (MOST_MOMENTS + TEMPORARIES) * sum(parameter.nbytes for parameter in trained)
         if not needed_bytes <= room_bytes < needed_bytes + most_bytes:
             return needed_bytes > room_bytes
-        return needed_bytes + self._stepping_bytes(trained) > room_bytes
-
-    def _state_bytes(self, trained: Sequence[torch.nn.Parameter]) -> int:
-        """What state the optimizers have that were given."""
-        given = [optimizer for optimizer in (each() for each in self._given) if optimizer is not None]
-        states = [optimizer.state[each] for optimizer in given for each in trained if each in optimizer.state]
-        return sum(tensor_bytes(tensor) for tensor in find_tensors(states))
-
-    def _stepping_bytes(self, trained: Sequence[torch.nn.Parameter]) -> int:
-        """What the first step of the optimizers adds, where that is known: moments to come, and temporary tensors."""
-        to_come = list(self._to_come(trained))
-        largest_bytes = max((parameter.nbytes for parameter, _ in to_come), default=0)
-        return sum(size_bytes for _, size_bytes in to_come) + TEMPORARIES * largest_bytes
-
-    def state_to_come_bytes(self, models: Sequence[torch.nn.Module]) -> int:
-        """Return how much state optimizers have yet to make, as far as that is known."""
-        trained = [each for each in _parameters_of(models) if each.requires_grad]
-        return sum(size_bytes for _, size_bytes in self._to_come(trained))
-
-    def _to_come(self, trained: Sequence[torch.nn.Parameter]) -> Iterator[tuple[torch.Tensor, int]]:
-        """Yield the parameters that optimizers of a known kind step, with the bytes of state that each has to come."""
-        numbers = {id(parameter) for parameter in trained}
-        optimizers = [each for each in (seen() for seen in self._seen) if each is not None] or self._optimizers(numbers)
-        self._seen = [weakref.ref(optimizer) for optimizer in optimizers]
-        for optimizer in optimizers:
-            moments = known_moments(optimizer)
-            if moments is None:
-                continue
-            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
-                if id(parameter) in numbers:
-                    yield parameter, 0 if parameter in optimizer.state else moments * parameter.nbytes
+        return needed_bytes + self.states.stepping_bytes(trained) > room_bytes
 
     def _room_bytes(self, here_bytes: int) -> int:
         """What of the budget is not taken by other things than what may leave, of which so much is here."""
@@ -379,9 +348,10 @@ class Persistence:
         room = self._evictor.engine.room
         if room.limit_bytes is None:
             return None
-        parameters = _parameters_of(models)
-        optimizers = self._optimizers({id(parameter) for parameter in parameters})
-        times = [(each, 2 + _moments(optimizers) if each.requires_grad else 1) for each in parameters]
+        parameters = parameters_of(models)
+        optimizers = self.states.optimizers_of({id(parameter) for parameter in parameters})
+        moments = max((known_moments(each) or 0 for each in optimizers), default=0)  # where that is known
+        times = [(each, 2 + moments if each.requires_grad else 1) for each in parameters]
         needed_bytes = sum(count * rounded_bytes(each.nbytes) for each, count in times)
         if needed_bytes <= room.limit_bytes:
             return needed_bytes
@@ -394,7 +364,7 @@ class Persistence:
     def _attach(self, models: Iterable[torch.nn.Module], memory: PersistentMemory) -> None:
         """Have the optimizers of the models step in slices."""
         trained = {id(parameter) for model in models for parameter in model.parameters()}
-        for optimizer in self._optimizers(trained):
+        for optimizer in self.states.optimizers_of(trained):
             if optimizer in self._slices:
                 continue
             memory.adopt_state(optimizer, list(optimizer.state))
@@ -405,13 +375,6 @@ class Persistence:
             except UsageError:
                 continue  # it hands its steps to another one, which is found as well
             self._slices[optimizer] = slices
-
-    def _optimizers(self, trained: set[int]) -> list[torch.optim.Optimizer]:
-        """The optimizers of some parameters. All objects are looked through until there are any, which takes long."""
-        found = [optimizer for optimizer in (each() for each in self._given) if optimizer is not None]
-        if not found and not self._slices:
-            found = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
-        return [each for each in found if any(id(tensor) in trained for tensor in find_tensors(each.param_groups))]
 
     def moved(self) -> tuple[MovedKind, ...]:
         """Return what was copied so far."""
@@ -443,28 +406,6 @@ class Persistence:
         if is_over and self._moved_in and not memory.fits:
             memory.move_out(self._moved_in, optimizers)
         memory.close()
-
-
-def _compiled_call_begins(persistence: weakref.ref[Persistence], compiled: object) -> None:
-    here = persistence()
-    if here is not None:
-        here.compiled_call_begins()
-
-
-def _stepped(persistence: weakref.ref[Persistence], optimizer: torch.optim.Optimizer, *_: object) -> None:
-    here = persistence()
-    if here is not None:
-        here.optimizer_stepped(optimizer)
-
-
-def _moments(optimizers: Iterable[torch.optim.Optimizer]) -> int:
-    """How many numbers of state optimizers have for each number of a parameter, where that is known."""
-    return max((known_moments(each) or 0 for each in optimizers), default=0)
-
-
-def _parameters_of(models: Iterable[torch.nn.Module]) -> list[torch.nn.Parameter]:
-    """The parameters of some models, each once."""
-    return list({id(each): each for model in models for each in model.parameters()}.values())
 
 
 def _tensors_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:

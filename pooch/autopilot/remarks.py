@@ -42,10 +42,16 @@ class Remarks:
     Args:
         tell: Called with one line each.
         warn: Called with those of them that the user should look at. None: as the others.
+
+    Attributes:
+        made_again: Tells that compiled graphs make values again.
+        tier: Tells what is wrong with the swap tier.
+        silence: Tells what is not governed.
     """
 
     def __init__(self, tell: Callable[[str], None], warn: Callable[[str], None] | None = None) -> None:
-        self._tell, self._warn = tell, warn or tell
+        self._tell = self.made_again = tell
+        self._warn = self.tier = self.silence = warn or tell
         self._told = Topics()
         self._margin_bytes = 0
         self._told_bytes = self._changes = 0
@@ -81,10 +87,6 @@ class Remarks:
             "stay, and parameters, gradients and the optimizer's state stay"
         )
 
-    def made_again(self, text: str) -> None:
-        """Tell that compiled graphs make values again."""
-        self._tell(text)
-
     def plan_left(self, why: str) -> None:
         """Tell that a step could not follow its plan, once for each reason."""
         if self._told.is_new(why):
@@ -98,14 +100,6 @@ class Remarks:
         """Tell that a model is called within what was compiled of it."""
         if self._told.is_new(CALLED_WITHIN):
             self._warn(CALLED_WITHIN)
-
-    def tier(self, text: str) -> None:
-        """Tell what is wrong with the swap tier."""
-        self._warn(text)
-
-    def silence(self, text: str) -> None:
-        """Tell what is not governed."""
-        self._warn(text)
 
     def margin(self, found_bytes: int) -> None:
         """Tell by how much the budget may be passed where live bytes are not counted all the time."""

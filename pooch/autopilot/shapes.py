@@ -17,17 +17,12 @@ class KnownShapes:
     The kind that came last, which a running step holds, is never forgotten. A family of steps is remembered as long as
     any of its shapes is.
 
-    Args:
-        most_shapes: The most kinds of steps.
-        most_ops: The most ops that their profiles have together.
-
     Attributes:
         forgotten: Number of kinds that were forgotten so far.
     """
 
-    def __init__(self, most_shapes: int | None = None, most_ops: int | None = None) -> None:
-        self._most_ops = MOST_OPS if most_ops is None else most_ops
-        self._known: RecentlyUsed[StepKey, Known] = RecentlyUsed(MOST_SHAPES if most_shapes is None else most_shapes)
+    def __init__(self) -> None:
+        self._known: RecentlyUsed[StepKey, Known] = RecentlyUsed(MOST_SHAPES)
         self._families: dict[tuple[object, ...], Family] = {}
         self.forgotten = 0
 
@@ -51,7 +46,7 @@ class KnownShapes:
 
     def has_grown(self) -> None:
         """Forget what is beyond the limit of ops, as a profile has come in."""
-        while len(self._known) > 1 and self._ops() > self._most_ops:
+        while len(self._known) > 1 and self._ops() > MOST_OPS:
             self._left(self._known.forget_oldest()[0])
 
     def _ops(self) -> int:

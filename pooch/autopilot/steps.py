@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 import torch
 
@@ -23,8 +22,16 @@ from .known import Known
 from .library import NOT_MEASURED
 
 
-class DrivenStep(Protocol):
-    """A step that is running. Opening and closing it may be interrupted, and closing it may be repeated."""
+class DrivenStep:
+    """A step that is running. Opening and closing it may be interrupted, and closing it may be repeated.
+
+    As it is here, nothing is done in it: it fits.
+
+    Attributes:
+        mismatches: Why its plan could not be followed, if it is no plan for this step after all.
+    """
+
+    mismatches: Sequence[str] = ()
 
     def open(self, compiled: Callable[[], None]) -> None:
         """Put hooks and modes in place.
@@ -35,6 +42,7 @@ class DrivenStep(Protocol):
 
     def around_call(self) -> AbstractContextManager[None]:
         """Surround one outermost call of a governed module."""
+        return nullcontext()
 
     def close_forward(self) -> None:
         """Take hooks and modes away: the backward pass begins, or the program may take its own away."""
@@ -45,41 +53,19 @@ class DrivenStep(Protocol):
         Args:
             is_complete: Whether a backward pass ran to its end.
         """
+        return None
 
     @property
     def left_plan(self) -> bool:
         """Whether the step left its plan."""
-
-    @property
-    def mismatches(self) -> Sequence[str]:
-        """Why its plan could not be followed, if it is no plan for this step after all."""
+        return False
 
 
-class InCoreStep:
-    """A step that fits, so nothing is done."""
-
-    left_plan = False
-    mismatches = ()
-
-    def open(self, compiled: Callable[[], None]) -> None:
-        """Do nothing."""
-
-    def around_call(self) -> AbstractContextManager[None]:
-        """Do nothing."""
-        return nullcontext()
-
-    def close_forward(self) -> None:
-        """Do nothing."""
-
-    def end(self, is_complete: bool) -> None:
-        """Do nothing."""
+IN_CORE = DrivenStep()  # it has nothing of its own
 
 
-IN_CORE = InCoreStep()  # it has nothing of its own
-
-
-class GovernedStep:
-    """A step under pressure, with a plan above it or without.
+class GovernedStep(DrivenStep):
+    """A step under pressure, with a plan above it or without. It lives as long as autograd holds a handle of it.
 
     Args:
         step: The step.
@@ -142,9 +128,6 @@ class GovernedStep:
             step.end_forward()
         self._step = None  # only autograd's handles keep it from here on
 
-    def end(self, is_complete: bool) -> None:
-        """Do nothing: the step lives as long as autograd holds a handle of it."""
-
 
 def _calls_of(step: Step, compiled: Callable[[], None]) -> CompiledCalls:
     if not step.replays:
@@ -154,7 +137,7 @@ def _calls_of(step: Step, compiled: Callable[[], None]) -> CompiledCalls:
     return FirstCall(step, compiled)
 
 
-class RecordedStep:
+class RecordedStep(DrivenStep):
     """A step under the online policy that is recorded, and replays nothing.
 
     Args:
@@ -164,9 +147,6 @@ class RecordedStep:
         persistent_bytes: Bytes that are live before the step.
         workload: Name for the reader of the profile.
     """
-
-    left_plan = False
-    mismatches = ()
 
     def __init__(
         self,

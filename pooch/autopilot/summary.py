@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
 from ..api.recompute import MadeAgain
 from ..executor.statistics import RunStats
@@ -105,43 +105,9 @@ class Counters:
         highest = {name: max(getattr(self, name), getattr(step, name)) for name in ("peak_bytes", "between_peak_bytes")}
         return Counters(**(sums | highest))
 
-    def summary(
-        self,
-        budget_bytes: int | None,
-        shapes: tuple[PlannedShape, ...],
-        events: tuple[str, ...],
-        *,
-        tier_bytes: int = 0,
-        tier_limit_bytes: int | None = None,
-        local_ranks: int = 1,
-        verified: Verified = NOTHING_VERIFIED,
-        planning_s: float = 0.0,
-        persistent: tuple[MovedKind, ...] = (),
-        staying: tuple[tuple[str, int], ...] = (),
-        before_bytes: int = 0,
-        is_followed: bool = False,
-        made_again: MadeAgain | None = None,
-        is_verbose: bool = False,
-    ) -> AutoSummary:
-        """Return them with what else is told; see `AutoSummary`."""
-        counted = {each.name: getattr(self, each.name) for each in fields(Counters)}
-        return AutoSummary(
-            **counted,
-            budget_bytes=budget_bytes,
-            shapes=shapes,
-            events=events,
-            tier_bytes=tier_bytes,
-            tier_limit_bytes=tier_limit_bytes,
-            local_ranks=local_ranks,
-            verified=verified,
-            planning_s=planning_s,
-            persistent=persistent,
-            staying=staying,
-            before_bytes=before_bytes,
-            is_followed=is_followed,
-            made_again=made_again or MadeAgain(),
-            is_verbose=is_verbose,
-        )
+    def summary(self, **told: Any) -> AutoSummary:
+        """Return them with what else is told: the fields that an `AutoSummary` adds."""
+        return AutoSummary(**{each.name: getattr(self, each.name) for each in fields(Counters)}, **told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,11 +50,7 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 class _Visible:
-    """A table whose texts cannot steer the terminal.
-
-    Args:
-        table: the table.
-    """
+    """A table whose texts cannot steer the terminal."""
 
     def __init__(self, table: RenderableType) -> None:
         self._table = table

@@ -108,9 +108,6 @@ def apply_plan(
 def refuse_compiled_since(model: torch.nn.Module) -> None:
     """Refuse a model that is compiled under a plan of one that was not.
 
-    Args:
-        model: The model.
-
     Raises:
         UsageError: If anything of it is compiled.
     """

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..machine.account import weakly
 from ..torchtools.calls import CallContext, CallingThread, CallRegion, Region, refuse_compiled
 from ..torchtools.tensors import version_of
 
@@ -45,7 +46,7 @@ class Attachment:
         self._has_graphs = has_graphs
         placed = [CallRegion(model, partial(_Call, here, region), "plan", takes_compiled=has_graphs)]
         if outside is not None:
-            tell = weakref.WeakMethod(outside)  # a submodule may outlive the model, and must not keep the run alive
+            tell = weakly(outside)  # a submodule may outlive the model, and must not keep the run alive
             parts = [] if has_graphs else callable_parts(model)  # what a graph calls would be compiled anew
             placed += [CallRegion(part, partial(_told, tell, name), "watch", here) for name, part in parts]
         self._placed = [weakref.ref(each) for each in placed]
@@ -91,10 +92,8 @@ class _Call(CallContext):
 
 
 @contextmanager
-def _told(tell: weakref.WeakMethod[Callable[[str], None]], name: str) -> Iterator[None]:
-    outside = tell()
-    if outside is not None:
-        outside(name)
+def _told(tell: Callable[[str], None], name: str) -> Iterator[None]:
+    tell(name)
     yield
 
 

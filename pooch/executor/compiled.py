@@ -9,15 +9,15 @@ the first graph that saves it, and stays, as the program holds it.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
 
 from ..ir.plan import GRAPH, ExpectedOp
+from ..machine.account import weakly
 from ..torchtools.accelerators import has_streams
-from ..torchtools.standing_aside import COMPILED, compiled_name
+from ..torchtools.standing_aside import COMPILED, CompiledCalls, compiled_name
 from ..torchtools.tensors import can_be_dropped, fingerprint, storage_of
 from .evictor import Evictor
 from .plan_guide import PlanGuide
@@ -43,7 +43,7 @@ class GraphRecorder(Protocol):
         """Record the graph that ran, if any."""
 
 
-class CopiedCalls:
+class CopiedCalls(CompiledCalls):
     """Compiled calls of a step in which everything that leaves is copied: what their graphs save may leave as well.
 
     Args:
@@ -66,11 +66,8 @@ class CopiedCalls:
         """Make room again."""
         self._evictor.hold()
 
-    def saved_within(self) -> None:
-        """Do nothing."""
 
-
-class FirstCall:
+class FirstCall(CompiledCalls):
     """The first compiled call of a step that expects none.
 
     Args:
@@ -79,44 +76,26 @@ class FirstCall:
     """
 
     def __init__(self, step: Step, expect: Callable[[], None]) -> None:
-        self._step, self._expect = step, weakref.WeakMethod(expect)
+        self._step, self._expect = step, weakly(expect)
 
     def begins(self, options: Options) -> bool:
         """Have nothing made again that was made before the call. Operators of higher order are left alone."""
         if compiled_name() != COMPILED:
             return False
         self._step.replay_nothing()
-        _call(self._expect)
+        self._expect()
         return True
 
-    def stand_aside(self) -> None:
-        """Do nothing: this step sees no compiled call."""
 
-    def come_back(self, *, runs_graph: bool) -> None:
-        """Do nothing."""
-
-    def saved_within(self) -> None:
-        """Do nothing."""
-
-
-class KeptCalls:
+class KeptCalls(CompiledCalls):
     """Compiled calls of a step in which nothing leaves."""
 
     def begins(self, options: Options) -> bool:
         """Do nothing."""
         return True
 
-    def stand_aside(self) -> None:
-        """Do nothing."""
 
-    def come_back(self, *, runs_graph: bool) -> None:
-        """Do nothing."""
-
-    def saved_within(self) -> None:
-        """Do nothing."""
-
-
-class RecordedGraphs:
+class RecordedGraphs(CompiledCalls):
     """Compiled calls of a step that is recorded: each graph is an op, which makes what it saves.
 
     Args:
@@ -127,7 +106,7 @@ class RecordedGraphs:
     """
 
     def __init__(self, evictor: Evictor, recorder: GraphRecorder, changed: Callable[[], None]) -> None:
-        self._evictor, self._recorder, self._changed = evictor, recorder, weakref.WeakMethod(changed)
+        self._evictor, self._recorder, self._changed = evictor, recorder, weakly(changed)
         self._compiled = compilations()
 
     def begins(self, options: Options) -> bool:
@@ -146,7 +125,7 @@ class RecordedGraphs:
         if runs_graph:
             self._recorder.graph_begins()
         elif compilations() != self._compiled:
-            _call(self._changed)
+            self._changed()
 
     def saved_within(self) -> None:
         """Record the part of the graph that ran, and the next one."""
@@ -154,7 +133,7 @@ class RecordedGraphs:
         self._recorder.graph_begins()
 
 
-class PlannedGraphs:
+class PlannedGraphs(CompiledCalls):
     """Compiled calls of a step whose plan knows them. Each graph is an op, which makes what it saves.
 
     Args:
@@ -165,7 +144,7 @@ class PlannedGraphs:
 
     def __init__(self, step: Step, leave: Callable[[], None] | None = None) -> None:
         self._step, self._evictor = step, step.evictor
-        self._leave = None if leave is None else weakref.WeakMethod(leave)
+        self._leave = None if leave is None else weakly(leave)
         self._texts: list[str] = []
         self._ahead: list[int] = []  # values that the graph which is running has yet to save
 
@@ -175,7 +154,7 @@ class PlannedGraphs:
         if guide is None or not guide.on_path:
             self._step.replay_nothing()
             if self._leave is not None:
-                _call(self._leave)
+                self._leave()
         return not _are_cuda_graphs(self._evictor, options)
 
     def stand_aside(self) -> None:
@@ -246,12 +225,6 @@ def _are_cuda_graphs(evictor: Evictor, options: Options) -> bool:
         return False
     evictor.warn_once("CUDA graphs", CUDA_GRAPHS)
     return True
-
-
-def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    here = method()
-    if here is not None:
-        here()
 
 
 def _next_op(guide: PlanGuide) -> ExpectedOp:

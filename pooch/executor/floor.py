@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..machine.account import NobodyAsks
+from ..machine.account import LiveBytes
 from ..torchtools import accelerators
 from ..torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from ..torchtools.threads import is_alone
@@ -19,7 +19,7 @@ from .verification import Verification
 _ROOM_FOR_AN_OP = 5
 
 
-class _Uncounted(NobodyAsks):
+class _Uncounted(LiveBytes):
     """Counts nothing: the plan itself bounds the bytes of steps that follow it."""
 
     asks = True  # so nobody makes room beforehand

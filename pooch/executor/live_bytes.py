@@ -12,7 +12,7 @@ from functools import cache
 import torch
 
 from ..ground.errors import UsageError
-from ..machine.account import MakeRoom, NobodyAsks
+from ..machine.account import LiveBytes, MakeRoom
 from ..torchtools import accelerators
 from ..torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from ..torchtools.endings import end_with
@@ -23,7 +23,7 @@ from ..torchtools.watch import address_of, is_away
 _TIMES_A_WALK = 5  # the time between two walks over all tensors
 
 
-class CountedBytes:
+class CountedBytes(LiveBytes):
     """Live bytes of the CPU, from the counting allocator.
 
     What was alive before the allocator was installed, and what something else has allocated, is counted once. If it is
@@ -79,10 +79,6 @@ class CountedBytes:
     def now(self) -> int:
         """Live bytes."""
         return self._earlier_bytes + self._live.value
-
-    def recent(self) -> int:
-        """Live bytes."""
-        return self.now()
 
     def peak(self) -> int:
         """Highest live bytes since `reset_peak`."""
@@ -141,10 +137,6 @@ class CountedBytes:
         """Raise what went wrong while an allocation asked for room, in the middle of an op that could not raise it."""
         self._allocator.raise_failure()
 
-    def blind_ms(self) -> float | None:
-        """Return None, since every allocation is counted."""
-        return None
-
     def close(self) -> None:
         """Stop counting."""
         if self._remove.alive:
@@ -158,7 +150,7 @@ def _is_where_it_was(reference: weakref.ref[torch.Tensor], pointer: int) -> bool
     return tensor is not None and address_of(storage_of(tensor)) == pointer
 
 
-class DeviceBytes(NobodyAsks):
+class DeviceBytes(LiveBytes):
     """Live bytes of a device whose caching allocator keeps counters. Nothing asks: room is made before each op."""
 
     asks = False
@@ -179,10 +171,6 @@ class DeviceBytes(NobodyAsks):
         """Live bytes."""
         return accelerators.allocated_bytes(self._device)
 
-    def recent(self) -> int:
-        """Live bytes."""
-        return self.now()
-
     def peak(self) -> int:
         """Highest live bytes since `reset_peak`."""
         return max(self._peak_bytes, accelerators.peak_allocated_bytes(self._device))
@@ -193,7 +181,7 @@ class DeviceBytes(NobodyAsks):
         accelerators.reset_peaks(self._device)
 
 
-class WalkedBytes(NobodyAsks):
+class WalkedBytes(LiveBytes):
     """Live bytes of a CPU without the counting allocator: a walk over all tensors, now and then.
 
     Between two walks the last figure stands, so a budget is only held with a margin.
@@ -242,12 +230,8 @@ class WalkedBytes(NobodyAsks):
         return (1 + _TIMES_A_WALK) * (time.perf_counter() - begin_s) * 1000
 
 
-def live_bytes_of(device: torch.device, *, reads_peak: bool = True) -> CountedBytes | DeviceBytes | WalkedBytes:
+def live_bytes_of(device: torch.device) -> CountedBytes | DeviceBytes | WalkedBytes:
     """Return the best counter for a device.
-
-    Args:
-        device: The device.
-        reads_peak: Whether its peak is used.
 
     Raises:
         UsageError: If it is neither a CPU nor a device with streams.
@@ -259,7 +243,7 @@ def live_bytes_of(device: torch.device, *, reads_peak: bool = True) -> CountedBy
     allocator = counting_allocator()
     if isinstance(allocator, str):
         why = allocator
-    elif (counted := CountedBytes(allocator, reads_peak=reads_peak)).is_in_place:
+    elif (counted := CountedBytes(allocator)).is_in_place:
         return counted
     else:
         why = "another CPU allocator is in place"

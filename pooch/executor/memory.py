@@ -13,11 +13,7 @@ _use_count = torch._C._storage_Use_Count
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """The memory of a device.
-
-    Attributes:
-        device: The device.
-    """
+    """The memory of a device."""
 
     device: torch.device
 

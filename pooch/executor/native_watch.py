@@ -64,11 +64,7 @@ class _Quiet:
 
 
 class NativeWatch(Watch):
-    """Watches the ops of a region, and passes them to the step where something is to be done.
-
-    Args:
-        step: The step.
-    """
+    """Watches the ops of a region, and passes them to the step where something is to be done."""
 
     def __init__(self, step: Step) -> None:
         self._step = step

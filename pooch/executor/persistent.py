@@ -6,29 +6,24 @@ on their bytes may leave whenever nothing works on them, and are brought back be
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
 
 from ..ground.errors import TierError, UsageError
+from ..machine.account import weakly
 from ..machine.persistent import Kind, PersistentPlace, PersistentValue, PersistentValues
-from ..machine.recipes import NEVER_MS
-from ..machine.values import Place, Value
+from ..machine.values import Owner, Place
 from ..torchtools.accelerators import has_streams
-from ..torchtools.address_askers import RunningCall, reading_call
-from ..torchtools.raw_looks import LooksEverywhere
-from ..torchtools.raw_storages import Access, serve, serve_no_longer
 from ..torchtools.tensors import find_tensors, has_plain_storage, memory_address, storage_key, storage_of, tensor_bytes
 from ..torchtools.watch import LIBRARY
 from .evictor import Evictor
 from .own_work import OWN_WORK
+from .program_reads import ProgramReads, value_of
 from .slices import Slice, stepping_bytes
 from .tier import StepTier
 
@@ -39,43 +34,14 @@ _COPIES_AHEAD = 4
 _TIMES_AS_FAR = 2  # as what is brought back ahead: what leaves for it is used later by so much
 _NO_ROOM = "the swap tier has no room for them"
 _OF_A_SLICE = 6  # times the size of its parameters: what comes back for it, what comes to be, and temporary tensors
-# What these hand out is a further tensor on the storage, which shows how long it lives, or nothing that lasts.
-_LENDING = {"numpy", "__array__", "apply_", "map_", "map2_"}
 
 
-class _Owner:
-    """What the machine asks about values that outlive steps: they have room in the tier, and cannot be made again."""
-
-    @property
-    def thread(self) -> int:
-        """Any thread may move these: no storage is released by that."""
-        return threading.get_ident()
-
-    def take_place(self, size_bytes: int) -> Place | None:
-        """Return None: each value has its room, or there was none."""
-        return None
-
-    def replay_ms(self, number: int) -> float:
-        """Return infinity."""
-        return NEVER_MS
+class _Owner(Owner):
+    """The owner of values that outlive steps. What replays need of these is brought back as they run."""
 
     def make_again(self, number: int) -> Any:
         """Fail: nothing asks for it."""
         raise NotImplementedError
-
-    def remember(self, value: Value) -> None:
-        """Do nothing."""
-
-    def moved(self, value: Value) -> Iterable[Value]:
-        """Return nothing: what replays need of these is brought back as they run."""
-        return ()
-
-    def gained(self, gained_ms: float) -> None:
-        """Do nothing."""
-
-    def released(self, number: int) -> bool:
-        """Return False."""
-        return False
 
 
 class PersistentMemory:
@@ -89,6 +55,7 @@ class PersistentMemory:
     Attributes:
         values: The values, in the order in which they leave.
         staying_bytes: Bytes that cannot leave, by the reason.
+        reads: What the program reads without an op.
 
     Raises:
         UsageError: If ops are not watched natively here.
@@ -112,15 +79,11 @@ class PersistentMemory:
         self._far: list[PersistentValue] = []  # what could leave at this number of uses, what is used last at its end
         self._far_since = -_USES_AHEAD
         self._slice: Slice | None = None  # of an optimizer's step that is running
-        self._reading: dict[
-            RunningCall, list[Callable[[], None]]
-        ] = {}  # calls that read from addresses, what ends that
         self.staying_bytes: Counter[str] = Counter()
         self.values = evictor.persistent = PersistentValues(library.count_uses)
         _MEMORIES.add(self)
-        self._looks = LooksEverywhere(self._looked)
-        self._looks.begin()
-        serve(self)
+        self.reads = ProgramReads(self.values, self._homes, evictor.lock, self.bring_back)
+        self.reads.begin()
         library.use_homes(_bring_back, slice_bytes)
         library.take_uses()
 
@@ -139,7 +102,7 @@ class PersistentMemory:
             models: The models that are trained.
         """
         with self._evictor.lock:
-            self._end_calls()
+            self.reads.end_calls()
             for value in self.values:
                 if value.ticket is not None and value.ticket.is_done():  # it may hold what the program has released
                     self._evictor.store.finish_out(value, self._evictor.stats)
@@ -155,8 +118,7 @@ class PersistentMemory:
             self._adopt(tensor, kind, what)
         for parameter in model.parameters():
             if parameter.requires_grad and id(parameter) not in self._hooks:
-                hook = partial(_accumulated, weakref.ref(self))
-                self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(hook)
+                self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(weakly(self.accumulated))
 
     def move_in(self, model: torch.nn.Module) -> None:
         """Move a model to the device, one tensor after the other, each of which may have others leave."""
@@ -195,13 +157,14 @@ class PersistentMemory:
                         self._adopt(tensor, "state", (id(parameter), id(optimizer), name))
 
     def accumulated(self, parameter: torch.Tensor) -> None:
-        """Take over a gradient that autograd has accumulated. The caller holds the lock."""
-        gradient = parameter.grad
-        if gradient is not None:
-            self._adopt(gradient, "gradient", (id(parameter), "gradient"))
-            self._write_ahead([gradient])
-            with torch._C._DisableTorchDispatch():
-                self._evictor.look(2 * tensor_bytes(gradient))
+        """Take over a gradient that autograd has accumulated."""
+        with self._evictor.lock:
+            gradient = parameter.grad
+            if gradient is not None:
+                self._adopt(gradient, "gradient", (id(parameter), "gradient"))
+                self._write_ahead([gradient])
+                with torch._C._DisableTorchDispatch():
+                    self._evictor.look(2 * tensor_bytes(gradient))
 
     def _adopt(self, tensor: torch.Tensor, kind: Kind, what: Hashable) -> None:
         """Have a tensor leave where room is needed, unless something stands in the way."""
@@ -321,7 +284,7 @@ class PersistentMemory:
     def begin_slice(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         """Prepare for a step of some parameters: all that it changes is there, and can be as before if it fails."""
         with self._evictor.lock:
-            found = map(self._value_of, self._changed(optimizer, parameters))
+            found = (value_of(self.values, each) for each in self._changed(optimizer, parameters))
             changed = list(dict.fromkeys(value for value in found if value is not None))  # states may share a tensor
             if changed and all(value.state == "here" for value in changed):
                 self._evictor.look(stepping_bytes(optimizer, parameters))
@@ -352,13 +315,10 @@ class PersistentMemory:
             yield parameter
             yield from find_tensors(optimizer.state.get(parameter, {}))
 
-    def _value_of(self, tensor: torch.Tensor) -> PersistentValue | None:
-        return self.values.of(storage_key(tensor)) if has_plain_storage(tensor) else None
-
     def _write_ahead(self, tensors: Iterable[torch.Tensor]) -> None:
         """Start to copy out what has just been written and will leave, so that nobody waits for that when it does."""
         for tensor in tensors:
-            value = self._value_of(tensor)
+            value = value_of(self.values, tensor)
             if value is not None and value.leaves and value.place is not None:
                 self._evictor.store.finish_out(value, self._evictor.stats)
                 self._is_written_ahead(value)
@@ -405,81 +365,6 @@ class PersistentMemory:
         if missing_bytes > 0:
             self._evictor.make_room(missing_bytes)
 
-    # Reads that are no ops --------------------------------------------------------------------------------------------
-
-    def _looked(self, arguments: Any, name: str, hands_out: bool) -> Callable[[], None]:
-        """Note that the program is about to read tensors without an op. What it obtains the address of stays in place.
-
-        Returns what ends that.
-
-        Args:
-            arguments: What it reads, in any nesting.
-            name: Of the method.
-            hands_out: Whether the program obtains the address.
-        """
-        access: Access = "read" if not hands_out else "write" if name in _LENDING else "address"
-        with ExitStack() as ends:
-            for value in map(self._value_of, find_tensors(arguments)):
-                if value is not None:
-                    ends.callback(self._accessed(value, access))
-            return ends.pop_all().close
-
-    def moves(self, key: int) -> bool:
-        """Whether the bytes of a storage may leave."""
-        return self.values.of(key) is not None
-
-    def is_away(self, key: int) -> bool:
-        """Whether the bytes of a storage are away."""
-        value = self.values.of(key)
-        return value is not None and not value.is_here
-
-    def access(self, key: int, access: Access) -> Callable[[], None]:
-        """Have the bytes of a storage be there until what is returned is called."""
-        value = self.values.of(key)
-        assert value is not None
-        return self._accessed(value, access)
-
-    def adopt_tensor(self, tensor: torch.Tensor) -> None:
-        """Have the ops on a tensor be seen that the program has put on a storage."""
-        home = self._homes.get(storage_key(tensor)) if has_plain_storage(tensor) else None
-        if home is not None:
-            home.mark(tensor)
-
-    def _accessed(self, value: PersistentValue, access: Access) -> Callable[[], None]:
-        """Have the bytes of a value be there until what is returned is called, and longer where they may be written to.
-
-        What is lent stays as long as there is an array, which is a further tensor. Nothing tells how long an address
-        will be used, but for calls that are known.
-        """
-        call = reading_call() if access == "address" else None
-        with self._evictor.lock:
-            value.users += 1
-            if access == "address" and call is None:
-                value.is_pinned = True
-            elif access == "write":
-                value.lend()
-
-        def end() -> None:
-            with self._evictor.lock:
-                value.users -= 1
-
-        try:
-            self.bring_back([value])
-        except BaseException:
-            end()
-            raise
-        if call is None:
-            return end
-        with self._evictor.lock:
-            self._reading.setdefault(call, []).append(end)
-        return _do_nothing
-
-    def _end_calls(self) -> None:
-        """Let leave what calls have read from that have returned. The caller holds the lock."""
-        for call in [each for each in self._reading if each.has_ended()]:
-            for end in self._reading.pop(call):
-                end()
-
     # The end ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -500,8 +385,7 @@ class PersistentMemory:
                 except TierError as error:
                     lost = error
         self._evictor.persistent = None
-        self._looks.end()
-        serve_no_longer(self)
+        self.reads.end()
         self._homes.clear()
         self._tier.close()
         _MEMORIES.discard(self)
@@ -520,14 +404,6 @@ def _bring_back(keys: list[int]) -> None:
         values = [value for value in map(memory.values.of, keys) if value is not None]
         if values:
             memory.bring_back(values)
-
-
-def _accumulated(memory: weakref.ref[PersistentMemory], parameter: torch.Tensor) -> None:
-    """Take over the gradient that autograd has accumulated."""
-    here = memory()
-    if here is not None:
-        with here._evictor.lock:
-            here.accumulated(parameter)
 
 
 def _parts_of(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Kind, Hashable]]:
@@ -558,10 +434,6 @@ def move_state(
                 before(tensor.nbytes)
                 state[name] = tensor.to(parameter.device)
                 after(parameter)
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def _why_not(storage: torch.UntypedStorage) -> str:

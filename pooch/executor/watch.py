@@ -16,6 +16,7 @@ from functools import partial
 import torch
 
 from ..ir import Plan
+from ..machine.account import weakly
 from ..torchtools import accelerators
 from ..torchtools.checksums import CHECKSUM_BYTES
 from ..torchtools.memory_trace import live_bytes
@@ -163,7 +164,7 @@ class RunWatch:
     @contextmanager
     def following(self, step: Step | KeptStep) -> Iterator[None]:
         """Follow a planned region, and then its graph."""
-        followed = _Followed(weakref.ref(step, self._when_dead()))
+        followed = _Followed(weakref.ref(step, weakly(self._graph_is_gone)))
         self._followed.append(followed)
         if self._measurement is not None:
             self._measurement.followed.append(followed)
@@ -330,18 +331,7 @@ class RunWatch:
         elif measurement.is_over:
             self._end(measurement)
 
-    def _when_dead(self) -> Callable[[object], None]:
-        """Return the callback for when a step's graph is freed, which does not keep this object alive."""
-        watch = weakref.ref(self)
-
-        def dead(_: object) -> None:
-            alive = watch()
-            if alive is not None:
-                alive._graph_is_gone()
-
-        return dead
-
-    def _graph_is_gone(self) -> None:
+    def _graph_is_gone(self, _: object) -> None:
         measurement = self._measurement
         if measurement is None or measurement.window is None or measurement.window.is_in_backward:
             return

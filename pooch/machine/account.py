@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
 MakeRoom = Callable[[int], None]
 
 
-def weakly(make_room: Any) -> MakeRoom:
-    """Return a method that makes room, without keeping its object alive; does nothing once that is gone."""
-    method: weakref.WeakMethod[MakeRoom] = weakref.WeakMethod(make_room)
+def weakly(method: Callable[Given, Returned]) -> Callable[Given, Returned | None]:
+    """Return a method without keeping its object alive: it does nothing, and returns None, once that is gone."""
+    bound = weakref.WeakMethod(method)
 
-    def ask(missing_bytes: int) -> None:
-        alive = method()
-        if alive is not None:
-            alive(missing_bytes)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Returned | None:
+        alive = bound()
+        return None if alive is None else alive(*args, **kwargs)
 
-    return ask
+    return call
 
 
 class LiveBytes(Protocol):
-    """The live bytes of one device.
+    """The live bytes of one device. What has a body here is for where no allocation asks, and all is counted anew.
 
     Attributes:
         asks: Whether allocations ask for room by themselves. Otherwise room has to be made beforehand.
@@ -32,12 +33,15 @@ class LiveBytes(Protocol):
 
     def give_up(self) -> None:
         """Ask for no room until `resume`, as nothing can leave: a plain step allocates thousands of times."""
+        return
 
     def resume(self) -> None:
         """Ask for room again. It is called often."""
+        return
 
     def missed_bytes(self) -> int:
         """The most by which the budget was passed since `reset_peak` while room was given up."""
+        return 0
 
     def look(self) -> tuple[int, int] | None:
         """Live bytes now, and by how much they were higher since the last look. None if looking costs too much now."""
@@ -47,6 +51,7 @@ class LiveBytes(Protocol):
 
     def recent(self) -> int:
         """Live bytes at the last time that they were counted: `now`, unless counting takes long. Asked at each op."""
+        return self.now()
 
     def peak(self) -> int:
         """Highest live bytes since `reset_peak`."""
@@ -60,6 +65,7 @@ class LiveBytes(Protocol):
         Args:
             if_less: Only if some of what was counted is gone, which is quickly seen.
         """
+        return
 
     def uncounted(self, address: int) -> Callable[[int], None] | None:
         """Return what is to be called with the size of some bytes when they end, or None if that is noticed.
@@ -67,60 +73,28 @@ class LiveBytes(Protocol):
         Args:
             address: Where they are.
         """
+        return None
 
     def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
         """Ask for room before live bytes pass the budget, in threads that `ask`."""
+        return
 
     def ask(self, asks: bool) -> None:
         """Set whether the calling thread asks for room."""
+        return
 
     def let_go(self) -> None:
         """Have no room asked for from now on; counting goes on."""
+        return
 
     def raise_failure(self) -> None:
         """Raise what went wrong while an allocation asked for room, in the middle of an op that could not raise it."""
+        return
 
     def blind_ms(self) -> float | None:
         """The longest time in ms between two counts, measured now. None if no byte comes and goes uncounted."""
-
-    def close(self) -> None:
-        """Stop counting."""
-
-
-class NobodyAsks:
-    """What live bytes do not need where no allocation asks for room, and every figure is counted anew."""
-
-    def give_up(self) -> None:
-        """Do nothing."""
-
-    def resume(self) -> None:
-        """Do nothing."""
-
-    def missed_bytes(self) -> int:
-        """Return 0."""
-        return 0
-
-    def recount(self, *, if_less: bool = False) -> None:
-        """Do nothing."""
-
-    def uncounted(self, address: int) -> None:
-        """Return None."""
-
-    def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
-        """Do nothing."""
-
-    def ask(self, asks: bool) -> None:
-        """Do nothing."""
-
-    def let_go(self) -> None:
-        """Do nothing."""
-
-    def raise_failure(self) -> None:
-        """Do nothing: room is made between ops, where errors are raised at once."""
-
-    def blind_ms(self) -> float | None:
-        """Return None."""
         return None
 
     def close(self) -> None:
-        """Do nothing."""
+        """Stop counting."""
+        return

@@ -70,11 +70,7 @@ OURS = EvictionPolicy()
 
 
 class Rule:
-    """The policy of one modelled step, which is told what happens to the step's values: Pooch's own, or one derived.
-
-    Attributes:
-        policy: The policy.
-    """
+    """The policy of one modelled step, which is told what happens to the step's values: Pooch's own, or one derived."""
 
     policy = OURS
 

@@ -39,15 +39,15 @@ class Home(Protocol):
         last_use: How many uses of all homes there were up to the latest one of this.
     """
 
-    key: int
-    storage: Storage | None
-    is_here: bool
-    is_used: bool
-    is_gone: bool
-    is_read: bool
-    tensors: int
-    writes: int
-    last_use: int
+    key: int = 0
+    storage: Storage | None = None
+    is_here: bool = False
+    is_used: bool = False
+    is_gone: bool = False
+    is_read: bool = False
+    tensors: int = 0
+    writes: int = 0
+    last_use: int = 0
 
     def take(self, writes: int | None = None) -> Storage | None:
         """Take the bytes out, and return them as a storage of their own. None if they are in use or not there.
@@ -55,29 +55,19 @@ class Home(Protocol):
         Args:
             writes: None, too, if there were more writes than so many. Without it, that does not matter.
         """
+        return None
 
     def give(self, storage: Storage) -> None:
         """Put bytes back, which leaves the storage that is given empty."""
+        return
 
     def close(self) -> None:
         """Note that what ops were still working on when they returned is done."""
+        return
 
 
-class _Nowhere:
-    """The home of what has none."""
-
-    key = tensors = writes = last_use = 0
-    storage = None
-    is_here = is_used = is_gone = is_read = False
-
-    def take(self, writes: int | None = None) -> None:
-        """Return None."""
-
-    def give(self, storage: Storage) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
+class _Nowhere(Home):
+    """The home of what has none: as it is until its first bytes have come."""
 
 
 _NOWHERE = _Nowhere()

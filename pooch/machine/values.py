@@ -15,6 +15,7 @@ A value is what a storage holds between two writes. Its state follows from three
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable
@@ -76,32 +77,42 @@ class Place(Protocol):
 
 
 class Owner(Protocol):
-    """The step of a value: it knows the value's recipe, and has room in the tier."""
+    """The step of a value: it knows the value's recipe, and has room in the tier.
+
+    What has a body here is for values that have their room already, and cannot be made again.
+    """
 
     @property
     def thread(self) -> int:
-        """Number of the thread that runs the step."""
+        """Number of the thread that runs the step. Values of which any thread may move the bytes have none."""
+        return threading.get_ident()
 
     def take_place(self, size_bytes: int) -> Place | None:
         """Return room for a value, or None if the tier has no more."""
+        return None
 
     def replay_ms(self, number: int) -> float:
         """Return the time in ms to replay a value from what is at hand now, or infinity if it cannot be replayed."""
+        return math.inf
 
     def make_again(self, number: int) -> Storage:
         """Replay a value, and return its storage."""
 
     def remember(self, value: Value) -> None:
         """Remember what a value's replay is to be compared with, as its bytes are about to be dropped."""
+        return
 
     def moved(self, value: Value) -> Iterable[Value]:
         """Forget the costs of replays that need a value, as it has come or gone, and return what they make."""
+        return ()
 
     def gained(self, gained_ms: float) -> None:
         """Note by how much copying what was dropped would have taken longer than replaying it."""
+        return
 
     def released(self, number: int) -> bool | None:
         """Note that autograd holds no handle on a value any more, and return whether it is kept for a plan."""
+        return False
 
 
 class Level(IntEnum):

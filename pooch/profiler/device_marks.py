@@ -20,11 +20,7 @@ Mark = torch.Event
 
 
 class DeviceMarks:
-    """Timed events on the streams that compute a step. Nothing waits for them while it runs.
-
-    Args:
-        device: The device.
-    """
+    """Timed events on the streams that compute a step. Nothing waits for them while it runs."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

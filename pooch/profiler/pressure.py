@@ -7,14 +7,14 @@ What is computed is what plain training computes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 
 import torch
 
 from ..executor.engines import make_engine
 from ..executor.evictor import Evictor
-from ..executor.live_bytes import WalkedBytes
+from ..executor.live_bytes import CountedBytes, WalkedBytes
 from ..executor.mode import following
 from ..executor.silence import Silence
 from ..executor.statistics import RunStats
@@ -81,15 +81,12 @@ def _counting(device: torch.device, budget_bytes: int, live_bytes: int) -> Itera
     if accelerators.has_streams(device):
         yield partial(accelerators.allocated_bytes, device)
         return
-    allocator, user = counting_allocator(), object()
-    if isinstance(allocator, str) or not allocator.install(user, reads_peak=False):
+    allocator = counting_allocator()
+    if isinstance(allocator, str):
         yield None
         return
-    try:
-        earlier_bytes = live_bytes - allocator.live_bytes()
-        yield lambda: earlier_bytes + allocator.live_bytes()
-    finally:
-        allocator.remove(user)
+    with closing(CountedBytes(allocator, reads_peak=False, live_now_bytes=live_bytes)) as counted:
+        yield counted.now if counted.is_in_place else None
 
 
 def _nobody_asks() -> int:

@@ -167,10 +167,7 @@ class StepTrace:
     Args:
         models: The models.
         step: The step that holds what autograd saves. It must not replay anything, as replays are no ops of the step.
-        recorder: Records the forward pass.
-
-    Attributes:
-        recorder: The recorder.
+        recorder: Records the forward pass. Also an attribute.
     """
 
     def __init__(self, models: Iterable[torch.nn.Module], step: Step, recorder: StepRecorder) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 import numpy
 
@@ -125,7 +125,7 @@ def _assemble(absences: list[Absence], replays: Replays) -> tuple[Action, ...]:
     """
     staged: list[tuple[int, Action]] = []
     copied: set[int] = set()
-    for absence in sorted(absences, key=_made_first):  # copies and frees, in the order in which values are made
+    for absence in sorted(absences, key=attrgetter("window.value")):  # copies and frees, as values are made
         staged += _way_out(absence, copied)
     for absence in absences:  # in order of need
         if absence.in_slot >= 0:
@@ -135,10 +135,6 @@ def _assemble(absences: list[Absence], replays: Replays) -> tuple[Action, ...]:
         staged += [(slot * 6 + 3, a) for a in actions if a.kind != "wait" or a.target in moved]
     staged.sort(key=itemgetter(0))  # stable: keeps the order within a stage
     return tuple(action for _, action in staged)
-
-
-def _made_first(absence: Absence) -> int:
-    return absence.window.value
 
 
 def _way_out(absence: Absence, copied: set[int]) -> Iterator[tuple[int, Action]]:

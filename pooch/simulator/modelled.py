@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..ground.errors import TierError
 from ..ir import Link
-from ..machine.account import MakeRoom, NobodyAsks
+from ..machine.account import LiveBytes, MakeRoom
 from .streams import Streams
 
 
@@ -95,7 +95,7 @@ class ModelledStorage:
         return id(self)
 
 
-class ModelledMemory(NobodyAsks):
+class ModelledMemory(LiveBytes):
     """The memory of the device, and the account of it: see `store.Memory` and `account.LiveBytes`.
 
     Args:
@@ -157,8 +157,6 @@ class ModelledMemory(NobodyAsks):
         """Live bytes."""
         return self.live_bytes
 
-    recent = now
-
     def peak(self) -> int:
         """Highest live bytes since `reset_peak`."""
         return self.peak_bytes
@@ -205,12 +203,7 @@ class ModelledTicket:
 
 
 class ModelledPlace:
-    """Room in the tier for one value.
-
-    Args:
-        tier: The tier.
-        size_bytes: Its size.
-    """
+    """Room in the tier for one value."""
 
     def __init__(self, tier: ModelledTier, size_bytes: int) -> None:
         self.tier, self.size_bytes = tier, size_bytes

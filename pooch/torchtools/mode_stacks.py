@@ -174,9 +174,6 @@ def take_mode_away(mode: TorchDispatchMode) -> None:
     """Take a mode off the stack of the calling thread, wherever it lies on it, if it does.
 
     Only the base class knows how, as the methods of modes of the program's may also print and count.
-
-    Args:
-        mode: The mode.
     """
     if not any(each is mode for each in _dispatch._get_current_dispatch_mode_stack()):
         if not getattr(mode, _FLAGS[0][0], None):

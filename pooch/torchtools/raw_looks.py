@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from types import MethodType, TracebackType
 from typing import Any
@@ -151,37 +151,29 @@ class _Property:
         self.__wrapped__ = original
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        if instance is None:
-            return self.__wrapped__
-        with self._read(instance):
-            return self.__wrapped__.__get__(instance, owner)
+        return self.__wrapped__ if instance is None else self.__wrapped__.__get__(instance, owner)
 
     def __set__(self, instance: Any, value: Any) -> None:
-        self._assigned(instance)
         self.__wrapped__.__set__(instance, value)
 
     def __delete__(self, instance: Any) -> None:
         self.__wrapped__.__delete__(instance)
 
-    def _read(self, instance: Any) -> AbstractContextManager[Any]:
-        """Reports a read, and returns what surrounds it."""
-        return nullcontext()
-
-    def _assigned(self, instance: Any) -> None:
-        """Reports an assignment."""
-
 
 class _Address(_Property):
     """A property that hands the address out."""
 
-    def _read(self, instance: Any) -> AbstractContextManager[Any]:
-        return _report(((instance,), {}), "__cuda_array_interface__", True) if _are_watched() else nullcontext()
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None or not _are_watched():
+            return super().__get__(instance, owner)
+        with _report(((instance,), {}), "__cuda_array_interface__", True):
+            return super().__get__(instance, owner)
 
 
 class _Data(_Property):
     """`Tensor.data`, which the program may put other memory in place of."""
 
-    def _assigned(self, instance: Any) -> None:
+    def __set__(self, instance: Any, value: Any) -> None:
         here = _HERE
         if here.watchers and not here.is_reporting:
             here.is_reporting = True
@@ -191,6 +183,7 @@ class _Data(_Property):
                         watcher.data_assigned(instance)
             finally:
                 here.is_reporting = False
+        super().__set__(instance, value)
 
 
 def _reads(original: Hashable) -> _Method:

@@ -18,7 +18,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,9 +33,10 @@ _eval_frame: Any = torch._C._dynamo.eval_frame
 _frames_now: Any = _eval_frame.get_eval_frame_callback  # what Python runs would be compiled if it is callable
 
 
-class CompiledCalls(Protocol):
+class CompiledCalls(ABC):
     """Who governs what compiled graphs save."""
 
+    @abstractmethod
     def begins(self, options: Callable[[], Mapping[str, Any]]) -> bool:
         """Prepare for a compiled call, before Dynamo looks at anything. Hooks and modes may come and go here.
 
@@ -47,6 +48,7 @@ class CompiledCalls(Protocol):
 
     def stand_aside(self) -> None:
         """Do nothing in the calling thread from here on: Dynamo is at work, and would look at it."""
+        return
 
     def come_back(self, *, runs_graph: bool) -> None:
         """Go on.
@@ -54,9 +56,11 @@ class CompiledCalls(Protocol):
         Args:
             runs_graph: Whether a graph is about to run, until `stand_aside`. Otherwise the call is over.
         """
+        return
 
     def saved_within(self) -> None:
         """Note that the graph which is running has saved something in its midst."""
+        return
 
 
 class StepHooks:

@@ -510,7 +510,7 @@ def test_a_plan_is_made_again_once_it_is_known_what_hooks_cost(monkeypatch: pyte
     profile, costs, told = blocks(6), LateCosts(happened), list[str]()
     start_bytes, budget_bytes = profile.persistent_bytes, int(0.7 * profile.peak_bytes)
     library = Library(PlanOptions(region="step", explain=False), told.append, costs)
-    library._requests._child = _PlansHere(happened)  # type: ignore[assignment]
+    library.requests._child = _PlansHere(happened)  # type: ignore[assignment]
     for _ in range(2):
         _, known = library.choose(KEY, start_bytes, budget_bytes)
     library.recorded(KEY, known, profile, 1)

@@ -405,10 +405,10 @@ def test_what_an_array_is_on_stays_as_long_as_the_array(streamed: Streamed) -> N
     auto._driver.evictor.relieve()
     assert array.tobytes() == contents([weight])[0]
     key = weight.untyped_storage()._cdata
-    assert not memory_of(auto).is_away(key)
+    assert not memory_of(auto).reads.is_away(key)
     del array
     auto._driver.evictor.relieve()
-    assert memory_of(auto).is_away(key)
+    assert memory_of(auto).reads.is_away(key)
 
 
 def test_what_safetensors_has_saved_leaves_again(
@@ -421,7 +421,7 @@ def test_what_safetensors_has_saved_leaves_again(
 
     def under_pressure(*args: Any, **kwargs: Any) -> Any:
         auto._driver.evictor.relieve()
-        assert not any(memory_of(auto).is_away(each.untyped_storage()._cdata) for each in weights(model))
+        assert not any(memory_of(auto).reads.is_away(each.untyped_storage()._cdata) for each in weights(model))
         return write(*args, **kwargs)
 
     monkeypatch.setattr(safetensors, "serialize_file", under_pressure)
@@ -430,7 +430,7 @@ def test_what_safetensors_has_saved_leaves_again(
     assert contents([loaded[name] for name in model.state_dict()]) == expected
     step(model, optimizer)
     auto._driver.evictor.relieve()
-    assert all(memory_of(auto).is_away(each.untyped_storage()._cdata) for each in weights(model))
+    assert all(memory_of(auto).reads.is_away(each.untyped_storage()._cdata) for each in weights(model))
 
 
 def test_addresses_that_are_only_compared_bring_nothing_back(streamed: Streamed) -> None:
@@ -449,7 +449,7 @@ def test_addresses_that_are_only_compared_bring_nothing_back(streamed: Streamed)
     assert sorted(map(len, found)) == [1] * (len(tensors) - 1) + [4]
     halves = {name: shared[name] for name in ("first half", "last half", "2.weight")}
     assert sorted(map(len, safetensors._find_shared_tensors(halves))) == [1, 1, 1]
-    assert all(memory_of(auto).is_away(each.untyped_storage()._cdata) for each in weights(model))
+    assert all(memory_of(auto).reads.is_away(each.untyped_storage()._cdata) for each in weights(model))
 
 
 def test_a_program_that_takes_an_address_as_safetensors_does_keeps_it(streamed: Streamed) -> None:
@@ -461,7 +461,7 @@ def test_a_program_that_takes_an_address_as_safetensors_does_keeps_it(streamed: 
     weight = model[0].weight.detach()
     _to_ndarray(weight)
     auto._driver.evictor.relieve()
-    assert not memory_of(auto).is_away(weight.untyped_storage()._cdata)
+    assert not memory_of(auto).reads.is_away(weight.untyped_storage()._cdata)
 
 
 def test_what_nothing_can_see_is_an_error_and_no_wrong_number(streamed: Streamed) -> None:

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pooch.executor.evictor import Evictor
 from pooch.executor.persistent import PersistentMemory
+from pooch.executor.program_reads import value_of
 
 Read = Callable[[Tensor], Any]
 Write = Callable[[Tensor], object]
@@ -97,7 +98,7 @@ class Kept:
         return self.memory._homes[tensor.untyped_storage()._cdata]
 
     def value(self, tensor: Tensor) -> Any:
-        return self.memory._value_of(tensor)
+        return value_of(self.memory.values, tensor)
 
     def leave(self) -> None:
         self.evictor.relieve()

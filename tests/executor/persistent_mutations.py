@@ -31,6 +31,7 @@ TESTS = (
     "tests/autopilot/test_persistence.py",
 )
 _MEMORY, _SLICES = "executor/persistent.py", "executor/slices.py"
+_READS = "executor/program_reads.py"
 _LOOKS, _STORAGES = "torchtools/raw_looks.py", "torchtools/raw_storages.py"
 _ASKERS = "torchtools/address_askers.py"
 
@@ -39,7 +40,7 @@ MEMORY = (
     Mutation("shared memory is given a home", _MEMORY, '    if storage.device.type == "cpu" and storage.is_shared():\n', "    if False:\n"),
     Mutation("memory of others is given a home", _MEMORY, "    if not storage.resizable():\n", "    if False:\n"),
     Mutation("a further tensor on a storage is not watched", _MEMORY, "            if not self._library.is_marked(tensor):\n                self._homes[key].mark(tensor)\n", ""),
-    Mutation("what is put on a storage is not watched", _MEMORY, "        if home is not None:\n            home.mark(tensor)\n", ""),
+    Mutation("what is put on a storage is not watched", _READS, "        if home is not None:\n            home.mark(tensor)\n", ""),
     Mutation("a value that is made anew has another number", _MEMORY, "self._numbers.setdefault(what, len(self._numbers))", "self._numbers.setdefault((what, key), len(self._numbers))"),
     Mutation("rooms of values that are gone are not used again", _MEMORY, "place = free.pop() if free else self._tier.take(size_bytes)", "place = self._tier.take(size_bytes)"),
     Mutation("a room is used by two values", _MEMORY, "place = free.pop() if free else", "place = free[-1] if free else"),
@@ -62,21 +63,21 @@ MEMORY = (
     Mutation("what is copied ahead counts as having left", _MEMORY, "        value.leaves = False  # until it does\n", ""),
     Mutation("all state leaves whatever a step needs", _MEMORY, "                if missing_bytes <= 0:\n                    break\n", ""),
     Mutation("state that is used first leaves first", _MEMORY, "for value in reversed(self.values.farthest()):", "for value in self.values.farthest():"),
-    Mutation("what a call has read from stays after it", _MEMORY, "                end()\n\n    # The end", "                pass\n\n    # The end"),
-    Mutation("what a call reads from may leave meanwhile", _MEMORY, "        if call is None:\n            return end\n", "        if True:\n            return end\n"),
+    Mutation("what a call has read from stays after it", _READS, "                end()\n\n\ndef value_of", "                pass\n\n\ndef value_of"),
+    Mutation("what a call reads from may leave meanwhile", _READS, "        if call is None:\n            return end\n", "        if True:\n            return end\n"),
     Mutation("states of optimizers stay", _MEMORY, "        self.adopt_state(optimizer, parameters)\n        with self._evictor.lock:\n            self._write_ahead", "        with self._evictor.lock:\n            self._write_ahead"),
-    Mutation("an array's memory leaves", _MEMORY, "                value.lend()\n", "                pass\n"),
-    Mutation("what somebody has the address of leaves", _MEMORY, '            if access == "address" and call is None:\n                value.is_pinned = True\n', '            if access == "address" and call is None:\n                pass\n'),
-    Mutation("DLPack is taken for an array", _MEMORY, '_LENDING = {"numpy",', '_LENDING = {"__dlpack__", "to_dlpack", "_to_dlpack", "numpy",'),
-    Mutation("what is read without an op never leaves again", _MEMORY, "                value.users -= 1\n", "                pass\n"),
-    Mutation("what is read without an op is not brought back", _MEMORY, "        try:\n            self.bring_back([value])\n        except BaseException:\n            end()\n            raise\n        if call", "        if call"),
-    Mutation("a read that fails counts as under way for ever", _MEMORY, "        except BaseException:\n            end()\n            raise\n", "        except BaseException:\n            raise\n"),
+    Mutation("an array's memory leaves", _READS, "                value.lend()\n", "                pass\n"),
+    Mutation("what somebody has the address of leaves", _READS, '            if access == "address" and call is None:\n                value.is_pinned = True\n', '            if access == "address" and call is None:\n                pass\n'),
+    Mutation("DLPack is taken for an array", _READS, '_LENDING = {"numpy",', '_LENDING = {"__dlpack__", "to_dlpack", "_to_dlpack", "numpy",'),
+    Mutation("what is read without an op never leaves again", _READS, "                value.users -= 1\n", "                pass\n"),
+    Mutation("what is read without an op is not brought back", _READS, "        try:\n            self._bring_back([value])\n        except BaseException:\n            end()\n            raise\n        if call", "        if call"),
+    Mutation("a read that fails counts as under way for ever", _READS, "        except BaseException:\n            end()\n            raise\n", "        except BaseException:\n            raise\n"),
     Mutation("what is away at the end stays away", _MEMORY, "                value.is_pinned = True\n                try:\n                    self.bring_back([value])\n", "                value.is_pinned = True\n                try:\n                    pass\n"),
     Mutation("one that cannot be read keeps the others away", _MEMORY, "                    lost = error\n", "                    raise\n"),
     Mutation("what is back at the end may leave", _MEMORY, "        self._evictor.persistent = None\n", ""),
     Mutation("hooks stay", _MEMORY, "            hook.remove()\n", "            pass\n"),
-    Mutation("looks are watched for ever", _MEMORY, "        self._looks.end()\n", ""),
-    Mutation("storages are watched for ever", _MEMORY, "        serve_no_longer(self)\n", ""),
+    Mutation("looks are watched for ever", _READS, "        self._looks.end()\n", ""),
+    Mutation("storages are watched for ever", _READS, "        serve_no_longer(self)\n", ""),
 )  # fmt: skip
 
 SLICES = (

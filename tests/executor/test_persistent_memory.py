@@ -571,7 +571,7 @@ def test_one_value_at_a_time_is_there_while_all_are_saved(kept: Kept, monkeypatc
         original(values)
         most = max(most, len(training.states()) - training.states().count("away"))
 
-    monkeypatch.setattr(training.memory, "bring_back", bring_back)
+    monkeypatch.setattr(training.memory.reads, "_bring_back", bring_back)
     file = io.BytesIO()
     torch.save({"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}, file)
     assert most == 1

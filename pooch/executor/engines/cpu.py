@@ -306,6 +306,8 @@ class CpuEngine:
         TierError: If there is no memory for the copy buffer.
     """
 
+    has_two_lanes = False  # one thread performs all copies
+
     def __init__(self, directory: str | Path | None = None, *, check: bool = True) -> None:
         self.check = check
         self._directory = SpillDirectory.of(directory)
@@ -326,11 +328,6 @@ class CpuEngine:
     def description(self) -> str:
         """Description of the tier for reports."""
         return f"spill file in {self._directory.path}"
-
-    @property
-    def has_two_lanes(self) -> bool:
-        """Return False, since one thread performs all copies."""
-        return False
 
     def probe(self) -> bool:
         """Whether a file can be made and written in the directory now. If not, what is wrong is noted and told."""

@@ -219,6 +219,8 @@ class StreamEngine:
         health: What is wrong with host memory.
     """
 
+    has_two_lanes = True  # there is a stream for each direction
+
     def __init__(self, device: torch.device, locking: Locking | None = None) -> None:
         self.device, self._locking = device, locking or locking_wanted()
         self.room = TierRoom()
@@ -235,11 +237,6 @@ class StreamEngine:
     def description(self) -> str:
         """Description of the tier for reports."""
         return PAGEABLE if self._is_pageable else "pinned host memory"
-
-    @property
-    def has_two_lanes(self) -> bool:
-        """Return True, since there is a stream for each direction."""
-        return True
 
     def current_stream(self) -> torch.Stream:
         """The calling thread's stream on the engine's device, which may differ from the thread's current device."""

@@ -76,12 +76,11 @@ def packs_copies() -> bool:
     return os.environ.get(PACKING) != "0"
 
 
-def built_library(source: Path = SOURCE, *, again: bool = False) -> Path:
+def built_library(source: Path = SOURCE) -> Path:
     """Return the compiled library, building it if this version of it was never built for this Python.
 
     Args:
         source: The C++ file.
-        again: Whether to build it even if it is there.
 
     Raises:
         BuildError: If there is no compiler, or it fails.
@@ -92,7 +91,6 @@ def built_library(source: Path = SOURCE, *, again: bool = False) -> Path:
         source,
         headers=(SOURCE, *HEADERS),
         compile_flags=["-fvisibility=hidden", "-pthread", f"-I{include}", f"-I{FOLDER}"],
-        again=again,
     )
 
 

@@ -91,33 +91,33 @@ class ArenaCalls:
     """What the arenas of all devices have in common.
 
     Args:
-        functions: of the compiled library, by name.
+        functions: of the compiled library, by name. Also an attribute.
     """
 
     def __init__(self, functions: dict[str, Any]) -> None:
-        self._functions = functions
+        self.functions = functions
 
     def recorded(self) -> RecordedStep:
         """End the recording, and return it."""
-        return self._read(self._functions["recorded"]())
+        return self._read(self.functions["recorded"]())
 
     def _read(self, count: int) -> RecordedStep:
         step = RecordedStep(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64))
-        self._functions["read"](step.sizes, step.deaths)
+        self.functions["read"](step.sizes, step.deaths)
         return step
 
     def recorded_so_far(self) -> RecordedStep:
         """What was recorded up to now; the recording goes on."""
-        return self._read(self._functions["requests"]())
+        return self._read(self.functions["requests"]())
 
     def stop(self) -> None:
         """Record and serve no more. An arena with live blocks stays until they are freed."""
-        self._functions["stop"]()
+        self.functions["stop"]()
 
     def counters(self) -> ArenaCounters:
         """What became of the requests since the arena serves."""
         found = np.zeros(len(fields(ArenaCounters)), dtype=np.int64)
-        self._functions["counters"](found)
+        self.functions["counters"](found)
         return ArenaCounters(*found.tolist())
 
 
@@ -134,7 +134,7 @@ class ArenaFunctions(ArenaCalls):
 
     def record(self) -> None:
         """Begin to record what the calling thread asks for. An arena that serves is taken off."""
-        self._functions["record"]()
+        self.functions["record"]()
 
     def serve(
         self,
@@ -164,7 +164,7 @@ class ArenaFunctions(ArenaCalls):
             Whether the system had room for the arena.
         """
         whole = [np.ascontiguousarray(each, dtype=np.int64) for each in (sizes, offsets, rooms)]
-        served = self._functions["serve"](len(whole[0]), *whole, arena_bytes, int(huge_pages), int(canaries))
+        served = self.functions["serve"](len(whole[0]), *whole, arena_bytes, int(huge_pages), int(canaries))
         if served:
             self.begin_step(first, end)
         return bool(served)
@@ -177,16 +177,16 @@ class ArenaFunctions(ArenaCalls):
                 calls.
             end: number of the first recorded request that it does not make.
         """
-        self._functions["begin_step"](first, end)
+        self.functions["begin_step"](first, end)
 
     def mapped_bytes(self) -> int:
         """Bytes of all arenas, also of those that were taken off and still have live blocks."""
-        return int(self._functions["mapped_bytes"]())
+        return int(self.functions["mapped_bytes"]())
 
     def live_blocks(self) -> int:
         """Number of blocks that live in arenas."""
-        return int(self._functions["live_blocks"]())
+        return int(self.functions["live_blocks"]())
 
     def contains(self, pointer: int) -> bool:
         """Whether an address lies in an arena."""
-        return bool(self._functions["contains"](pointer))
+        return bool(self.functions["contains"](pointer))

@@ -124,7 +124,7 @@ class CudaArena(ArenaCalls):
 
     def use(self, functions: DeviceFunctions) -> None:
         """Set the functions of the runtime. They must not change while anything is allocated."""
-        self._functions["set_functions"](ctypes.byref(functions))
+        self.functions["set_functions"](ctypes.byref(functions))
         self._device_functions = functions
 
     def install(self) -> None:
@@ -147,37 +147,37 @@ class CudaArena(ArenaCalls):
                 "the CUDA allocator can only be chosen before anything is allocated on a GPU: do it at the beginning"
             ) from error
         report = _profiler_report()
-        self._functions["report_to"](report)
+        self.functions["report_to"](report)
         accelerators.count_memory_with(device_type, self, tells_profiler=report is not None)
         _INSTALLED.append(self)
 
     def _address(self, name: str) -> int:
-        address = ctypes.cast(self._functions[name], ctypes.c_void_p).value
+        address = ctypes.cast(self.functions[name], ctypes.c_void_p).value
         assert address is not None
         return address
 
     def alloc(self, size: int, device: int, stream: int) -> int:
         """Allocate as PyTorch does; 0 if there is no memory, for which PyTorch itself gets an exception."""
-        return self._functions["try_alloc"](size, device, stream) or 0
+        return self.functions["try_alloc"](size, device, stream) or 0
 
     def free(self, pointer: int, size: int, device: int, stream: int) -> None:
         """Free as PyTorch does."""
-        self._functions["free"](pointer, size, device, stream)
+        self.functions["free"](pointer, size, device, stream)
 
     def record_stream(self, pointer: int, stream: int) -> None:
         """Note that a stream uses a block, as `tensor.record_stream` does."""
-        self._functions["record_stream"](pointer, stream)
+        self.functions["record_stream"](pointer, stream)
 
     def record(self, device: int, stream: int) -> None:
         """Begin to record the requests on a stream. An arena that serves is taken off."""
-        self._functions["record"](device, stream)
+        self.functions["record"](device, stream)
 
     def serve(
         self, device: int, stream: int, sizes: Integers, offsets: Integers, rooms: Integers, arena_bytes: int
     ) -> bool:
         """Serve the requests on a stream from a new arena, see `ArenaFunctions.serve`; `begin_step` comes next."""
         whole = [np.ascontiguousarray(each, dtype=np.int64) for each in (sizes, offsets, rooms)]
-        return bool(self._functions["serve"](device, stream, len(whole[0]), *whole, arena_bytes))
+        return bool(self.functions["serve"](device, stream, len(whole[0]), *whole, arena_bytes))
 
     def begin_step(self, stream: int, first: int = 0, end: int = ALL) -> bool:
         """Begin a step on a stream, see `ArenaFunctions.begin_step`.
@@ -185,12 +185,12 @@ class CudaArena(ArenaCalls):
         Returns:
             False if it cannot be ordered after the last one, on another stream.
         """
-        return bool(self._functions["begin_step"](stream, first, end))
+        return bool(self.functions["begin_step"](stream, first, end))
 
     def bytes(self, device: int) -> CudaBytes:
         """What is counted on a device."""
         found = np.zeros(len(fields(CudaBytes)), dtype=np.int64)
-        self._functions["bytes"](device, found)
+        self.functions["bytes"](device, found)
         return CudaBytes(*found.tolist())
 
     def memory_counters(self, device: int) -> dict[str, int]:
@@ -199,15 +199,15 @@ class CudaArena(ArenaCalls):
 
     def reset_peaks(self, device: int) -> None:
         """Let the peaks of a device begin at the present figures."""
-        self._functions["reset_peaks"](device)
+        self.functions["reset_peaks"](device)
 
     def limit(self, share: float, device: int) -> None:
         """Limit what is reserved to a share of a device's memory."""
-        self._functions["limit"](share, device)
+        self.functions["limit"](share, device)
 
     def empty_pool(self, device: int) -> None:
         """Give the blocks that are kept for later back to a device."""
-        self._functions["empty_pool"](device)
+        self.functions["empty_pool"](device)
 
 
 _INSTALLED: list[CudaArena] = []

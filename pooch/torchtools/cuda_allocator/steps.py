@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from .. import accelerators, cuda_only
-from ..cpu_allocator.arena import ALL, ArenaCounters, Integers, RecordedStep
+from ..cpu_allocator.arena import ALL, ArenaCalls, Integers
 from .allocator import CudaArena
 
 
-class CudaSteps:
+class CudaSteps(ArenaCalls):
     """Records and serves what a device's steps ask for. A step is on the stream that is current when it begins.
 
     Args:
@@ -20,20 +20,13 @@ class CudaSteps:
     alignment_bytes = accelerators.GRANULE_BYTES
 
     def __init__(self, arena: CudaArena, device: torch.device) -> None:
+        super().__init__(arena.functions)
         self._arena = arena
         self._device = accelerators.current_device(device.type) if device.index is None else device
 
     def record(self) -> None:
         """Begin to record a step. An arena that serves is taken off."""
         self._arena.record(self._device.index, self._stream())
-
-    def recorded(self) -> RecordedStep:
-        """End the recording, and return it."""
-        return self._arena.recorded()
-
-    def recorded_so_far(self) -> RecordedStep:
-        """What was recorded up to now; the recording goes on."""
-        return self._arena.recorded_so_far()
 
     def serve(
         self,
@@ -59,14 +52,6 @@ class CudaSteps:
     def begin_step(self, first: int = 0, end: int = ALL) -> None:
         """Begin a step, or a part of one. One that cannot be ordered after the last step is not served."""
         self._arena.begin_step(self._stream(), first, end)
-
-    def stop(self) -> None:
-        """Record and serve no more. An arena with live blocks stays until they are freed."""
-        self._arena.stop()
-
-    def counters(self) -> ArenaCounters:
-        """What became of the requests since the arena serves."""
-        return self._arena.counters()
 
     def _stream(self) -> int:
         return cuda_only.current_stream_handle(self._device)

@@ -1,0 +1,72 @@
+"""Which optimizers step some parameters, and how much state they have and have yet to make."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import torch
+
+from ..executor.slices import TEMPORARIES, known_moments
+from ..torchtools.tensors import find_tensors, tensor_bytes
+
+
+class OptimizerStates:
+    """The state of the optimizers of some models.
+
+    Args:
+        given: The optimizer of the models, or None: those that are there are looked for.
+        attached: Optimizers that were found. As long as there are any, none are looked for.
+    """
+
+    def __init__(self, given: torch.optim.Optimizer | None, attached: Collection[torch.optim.Optimizer]) -> None:
+        self._given = [] if given is None else [weakref.ref(given)]
+        self._attached = attached
+        self._seen = self._given  # what was found the last time that state to come was asked for
+
+    def optimizers_of(self, parameters: set[int]) -> list[torch.optim.Optimizer]:
+        """Return the optimizers of some parameters, whose ids are given.
+
+        All objects are looked through until there are any, which takes long.
+        """
+        found = [optimizer for optimizer in (each() for each in self._given) if optimizer is not None]
+        if not found and not self._attached:
+            found = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+        return [each for each in found if any(id(tensor) in parameters for tensor in find_tensors(each.param_groups))]
+
+    def bytes_of(self, trained: Sequence[torch.nn.Parameter]) -> int:
+        """Return how much state the optimizer that was given has for some parameters."""
+        given = [optimizer for optimizer in (each() for each in self._given) if optimizer is not None]
+        states = [optimizer.state[each] for optimizer in given for each in trained if each in optimizer.state]
+        return sum(tensor_bytes(tensor) for tensor in find_tensors(states))
+
+    def stepping_bytes(self, trained: Sequence[torch.nn.Parameter]) -> int:
+        """Return what a first step adds, where that is known: moments to come, and temporary tensors."""
+        to_come = list(self._to_come(trained))
+        largest_bytes = max((parameter.nbytes for parameter, _ in to_come), default=0)
+        return sum(size_bytes for _, size_bytes in to_come) + TEMPORARIES * largest_bytes
+
+    def bytes_to_come(self, models: Sequence[torch.nn.Module]) -> int:
+        """Return how much state optimizers have yet to make, as far as that is known."""
+        trained = [each for each in parameters_of(models) if each.requires_grad]
+        return sum(size_bytes for _, size_bytes in self._to_come(trained))
+
+    def _to_come(self, trained: Sequence[torch.nn.Parameter]) -> Iterator[tuple[torch.Tensor, int]]:
+        """Yield the parameters that optimizers of a known kind step, with the bytes of state that each has to come."""
+        numbers = {id(parameter) for parameter in trained}
+        seen = [each for each in (seen() for seen in self._seen) if each is not None]
+        optimizers = seen or self.optimizers_of(numbers)
+        self._seen = [weakref.ref(optimizer) for optimizer in optimizers]
+        for optimizer in optimizers:
+            moments = known_moments(optimizer)
+            if moments is None:
+                continue
+            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+                if id(parameter) in numbers:
+                    yield parameter, 0 if parameter in optimizer.state else moments * parameter.nbytes
+
+
+def parameters_of(models: Iterable[torch.nn.Module]) -> list[torch.nn.Parameter]:
+    """Return the parameters of some models, each once."""
+    return list({id(each): each for model in models for each in model.parameters()}.values())
