@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -112,7 +113,7 @@ class StepDriver:
         self._native = NativeQuiet(self._quiet_call, live, budget, library, self._changes, self._of_tier, evictor)
         governed.quiet_steps = self._native.steps
         persistence.listen(self._native.steps)
-        governed.place(self._surround, self.here)
+        governed.place(self._surround, self.here, partial(_compiled_comes, weakref.ref(self)))
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
         self._backward.start()
         self._uncalled = UncalledSteps(partial(_region_of, weakref.ref(self)))
@@ -719,6 +720,14 @@ class StepDriver:
             self._running = None
         self._live.ask(False)
         self._live.let_go()
+
+
+def _compiled_comes(driver: weakref.ref[StepDriver], compiled: torch.nn.Module) -> None:
+    """Govern what was compiled of a governed model in place of it, as it is about to be called."""
+    me = driver()
+    if me is not None and not me.here.is_within_call:
+        with suppress(UsageError):  # then its call is told of, like one within any compiled function
+            me.add(compiled)
 
 
 def _compiled_call(driver: weakref.ref[StepDriver], compiled: object) -> None:
