@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -112,7 +112,7 @@ class StepDriver:
         self._native = NativeQuiet(self._quiet_call, live, budget, library, self._changes, self._of_tier, evictor)
         governed.quiet_steps = self._native.steps
         persistence.listen(self._native.steps)
-        governed.place(self._surround, self.here)
+        governed.place(self._surround, self.here, weakly(self.compiled_comes))
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
         self._backward.start()
         self._uncalled = UncalledSteps(weakly(self.uncalled_region))
@@ -585,6 +585,12 @@ class StepDriver:
         if isinstance(module, torch.nn.Module) and self.governed.is_governed(module) and not self.here.is_within_call:
             self.governed.release(module)
             self._remarks.called_within_compiled()
+
+    def compiled_comes(self, compiled: torch.nn.Module) -> None:
+        """Govern what was compiled of a governed model in place of it, as it is about to be called."""
+        if not self.here.is_within_call:
+            with suppress(UsageError):  # then its call is told of, like one within any compiled function
+                self.add(compiled)
 
     def _follow(self, running: RunningStep, step: Step) -> None:
         running.decision, running.step = "online", GovernedStep(step)

@@ -13,7 +13,17 @@ import torch
 from ..executor.attachment import callable_parts
 from ..ground.errors import UsageError
 from ..torchtools import accelerators
-from ..torchtools.calls import COMPILED_LATER, PLACE, CallContext, CallingThread, CallRegion, is_compiled, refuse_taken
+from ..torchtools.calls import (
+    COMPILED_LATER,
+    PLACE,
+    CallContext,
+    CallingThread,
+    CallRegion,
+    FirstCall,
+    compiled_of,
+    is_compiled,
+    refuse_taken,
+)
 from ..torchtools.training_state import model_device
 from ..torchtools.watch import LIBRARY
 from .carrying import Carrier
@@ -68,6 +78,7 @@ class _GovernedCall(CallRegion):
         self._surround, self._number = surround, number  # the model keeps the budget alive, and nothing else does
         self._carrier = carrier
         self._quiet = QuietCalls()
+        self.wrapped: Callable[[torch.nn.Module], None] | None = None
 
     def run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         around = self._surround(self._number, args, kwargs, self._quiet)
@@ -87,6 +98,10 @@ class _GovernedCall(CallRegion):
         run_natively, module = getattr(self, "run_natively", None), self._module()
         if run_natively is not None and module is not None:
             run_natively(None, module, False)
+
+    def compiled_outside(self, compiled: torch.nn.Module) -> None:
+        if self.wrapped is not None:
+            self.wrapped(compiled)
 
 
 @cache
@@ -134,6 +149,8 @@ class GovernedModels:
         self.device = devices.pop()
         self._models: list[Callable[[], torch.nn.Module | None]] = [weakref.ref(model) for model in models]
         self._calls: list[weakref.ref[_GovernedCall]] = []
+        self._expected: list[weakref.ref[FirstCall]] = []
+        self._comes: Callable[[torch.nn.Module], None] | None = None
         self.quiet_steps: Any = None
 
     @property
@@ -166,14 +183,29 @@ class GovernedModels:
         """Their kinds, for people."""
         return " + ".join(type(model).__name__ for model in self.living)
 
-    def place(self, surround: Surround, here: CallingThread) -> None:
-        """Put regions around the calls of all models."""
+    def place(self, surround: Surround, here: CallingThread, comes: Callable[[torch.nn.Module], None]) -> None:
+        """Put regions around the calls of all models.
+
+        Args:
+            surround: Surrounds each outermost call.
+            here: What the calling thread does.
+            comes: Called with what `torch.compile` has made of a model, or makes of it later, when that is first
+                called. Until then the model is governed itself: the program may train either.
+        """
         COMPILED_LATER.use(self)
+        self._comes = comes
         for number, model in enumerate(self.living):
             self._place(model, number, surround, here)
+            for compiled in compiled_of(model):
+                self._expect(compiled)
+
+    def _expect(self, compiled: torch.nn.Module) -> None:
+        if self._comes is not None and vars(compiled).get(PLACE) is None:
+            self._expected.append(weakref.ref(FirstCall(compiled, self._comes)))
 
     def _place(self, model: torch.nn.Module, number: int, surround: Surround, here: CallingThread) -> None:
         placed = [self._region(model, number, surround, here)]
+        placed[0].wrapped = self._expect
         # What a compiled graph calls is part of it, and would be compiled anew with a region.
         parts = [] if is_compiled(model) else [part for _, part in callable_parts(model) if not is_compiled(part)]
         placed += [self._region(part, -1 - number, surround, here) for part in parts]
@@ -232,10 +264,12 @@ class GovernedModels:
     def remove(self) -> None:
         """Take all regions away."""
         COMPILED_LATER.leave(self)
-        for reference in self._calls:
-            placed = reference()
-            if placed is not None:
-                placed.remove()
+        self._comes = None
+        placed = [each() for each in self._calls]
+        expected = [each() for each in self._expected]
+        for region in (*placed, *expected):
+            if region is not None:
+                region.remove()
 
 
 def _no_model() -> None:

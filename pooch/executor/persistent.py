@@ -180,7 +180,7 @@ class PersistentMemory:
         if size_bytes < self._least_bytes:
             return
         address = memory_address(storage)
-        why = _why_not(storage)
+        why = _why_not(storage, lambda: self._library.is_of_allocator(tensor))
         del storage
         if not why and self._library.tensors_beside(tensor) > 1:
             why = "something else holds views of them"
@@ -436,9 +436,14 @@ def move_state(
                 after(parameter)
 
 
-def _why_not(storage: torch.UntypedStorage) -> str:
-    """Return why the bytes of a storage cannot be taken from it, or ""."""
-    if not storage.resizable():
+def _why_not(storage: torch.UntypedStorage, is_of_allocator: Callable[[], bool]) -> str:
+    """Return why the bytes of a storage cannot be taken from it, or "".
+
+    Args:
+        storage: The storage.
+        is_of_allocator: Whether its memory is PyTorch's, as that of what `torch.load` reads, which cannot be resized.
+    """
+    if not (storage.resizable() or is_of_allocator()):
         return "their memory is not PyTorch's, as that of a mapped file or of an array"
     if storage.device.type == "cpu" and storage.is_shared():
         return "their memory is shared with other processes"

@@ -8,6 +8,7 @@ there, and puts it back.
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import threading
 import weakref
@@ -123,6 +124,9 @@ class CallRegion:
             self._compiled = vars(module)[PLACE]
             vars(module)[PLACE] = self
 
+    def compiled_outside(self, compiled: torch.nn.Module) -> None:
+        """Notes that `torch.compile` has made another module of this one, which calls it."""
+
     def __deepcopy__(self, memo: object) -> None:
         return None
 
@@ -142,6 +146,43 @@ class CallRegion:
                 del vars(module)[PLACE]
             else:
                 vars(module)[PLACE] = self._compiled
+
+
+class FirstCall:
+    """Stands in the place of a module's calls until something else is put there, which the first call asks for.
+
+    Args:
+        module: the module; it holds this, which does not keep it alive.
+        comes: is called with the module before a call of it runs, and may put a region there.
+    """
+
+    def __init__(self, module: torch.nn.Module, comes: Callable[[torch.nn.Module], None]) -> None:
+        self._module, self._comes = weakref.ref(module), comes
+        vars(module)[PLACE] = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module."""
+        module = self._module()
+        assert module is not None, "the module is being called"
+        if not (_is_traced() or _compiler._is_compiling_flag or callable(_compiling_now())):
+            self.remove()
+            self._comes(module)
+            if vars(module).get(PLACE) is not None:
+                return module(*args, **kwargs)
+            vars(module)[PLACE] = self
+        return module._call_impl(*args, **kwargs)
+
+    def __deepcopy__(self, memo: object) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _nothing, ()
+
+    def remove(self) -> None:
+        """Restores the module's calls, unless something else has taken the place since. May be repeated."""
+        module = self._module()
+        if module is not None and vars(module).get(PLACE) is self:
+            del vars(module)[PLACE]
 
 
 # Asked in every call of every part of a model, so each is one call at most. Dynamo knows what the first one returns.
@@ -175,8 +216,32 @@ def _compile_in_place(original: Any) -> Any:
     return compiling
 
 
+def _compile_outside(original: Any) -> Any:
+    @functools.wraps(original)
+    def compiling(*args: Any, **kwargs: Any) -> Any:
+        made = original(*args, **kwargs)
+        for module in (*args[:1], kwargs.get("model")):
+            region = vars(module).get(PLACE) if isinstance(module, torch.nn.Module) else None
+            if isinstance(region, CallRegion) and isinstance(made, torch.nn.Module):
+                region.compiled_outside(made)
+        return made
+
+    return compiling
+
+
 # In place as long as somebody governs modules that the program may compile later.
-COMPILED_LATER = StandIns(Place(torch.nn.Module, "compile", _compile_in_place))
+COMPILED_LATER = StandIns(
+    Place(torch.nn.Module, "compile", _compile_in_place), Place(torch, "compile", _compile_outside)
+)
+
+
+def compiled_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Returns what `torch.compile` has made of a model so far, and what is still there of it."""
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # loaded by any program that compiles
+    if dynamo is None:
+        return []
+    wrappers = [each for each in gc.get_objects() if type(each) is dynamo.OptimizedModule]
+    return [each for each in wrappers if vars(each).get("_modules", {}).get("_orig_mod") is model]
 
 
 @contextmanager

@@ -127,11 +127,11 @@ class Changing(nn.Module):
         return self.last(rows)  # type: ignore[no-any-return]
 
 
-def gradients(model: nn.Module, steps: int = 4) -> list[Tensor]:
+def gradients(model: nn.Module, steps: int = 4, called: Callable[[Tensor], Tensor] | None = None) -> list[Tensor]:
     torch.manual_seed(1)
     for _ in range(steps):
         model.zero_grad()
-        functional.cross_entropy(model(torch.randn(512, WIDTH)), torch.randint(10, (512,))).backward()
+        functional.cross_entropy((called or model)(torch.randn(512, WIDTH)), torch.randint(10, (512,))).backward()
     return [each.clone() for each in (*model.buffers(), *(parameter.grad for parameter in model.parameters()))]
 
 
@@ -274,10 +274,38 @@ def test_cuda_graphs_are_left_alone_and_told(monkeypatch: pytest.MonkeyPatch) ->
     assert CopiedCalls(step).begins(lambda: {"triton.cudagraphs": False})
 
 
-def test_what_is_compiled_of_a_governed_model_is_told() -> None:
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_is_compiled_of_a_governed_model_is_governed_in_its_place(is_first: bool) -> None:
+    """As where a Trainer of transformers with `torch_compile=True` gives its callbacks the model as it was before."""
+    expected = gradients(built(Eagerly))
+    model, under = built(Eagerly), Under("75%")
+    compiled: Any = torch.compile(model, backend="aot_eager") if is_first else None
+    with under(model):
+        compiled = compiled or torch.compile(model, backend="aot_eager")
+        assert all(map(torch.equal, gradients(compiled), expected))
+    assert under.summary is not None
+    assert under.summary.steps == 4
+    assert under.summary.steps_over_budget == 0
+    assert under.summary.swapped_bytes > 0
+    assert "_compiled_call_impl" not in {**vars(compiled), **vars(model)}
+    assert not [line for line in under.told if "give the compiled model" in line]
+
+
+def test_a_model_that_was_compiled_and_is_called_itself_stays_under_the_budget() -> None:
+    expected = gradients(built(Eagerly))
+    model, under = built(Eagerly), Under("60%")
+    compiled = torch.compile(model, backend="aot_eager")
+    with under(model):
+        assert all(map(torch.equal, gradients(model), expected))
+    assert under.summary is not None
+    assert under.summary.steps == 4
+    assert "_compiled_call_impl" not in {**vars(compiled), **vars(model)}
+
+
+def test_a_compiled_method_of_a_governed_model_is_told() -> None:
     model, under = built(Eagerly), Under("60%")
     with under(model):
-        gradients(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
+        gradients(model, called=torch.compile(model.__call__, backend="eager"))
     (line,) = [line for line in under.told if "torch.compile" in line]
     assert "give the compiled model" in line
 

@@ -15,6 +15,7 @@ from pooch.executor.engines.cpu import CpuTicket
 from pooch.executor.engines.spill_file import Mover
 from pooch.ground.errors import TierError
 from pooch.torchtools import raw_looks, raw_storages, watch
+from tests.counting import the_allocator
 from tests.executor.copiers import use_copier
 from tests.executor.homes import Kept, same
 from tests.executor.online.support import holding
@@ -348,6 +349,31 @@ def test_what_cannot_leave_is_told(kept: Kept, tmp_path: Any) -> None:
     assert sum(kept.memory.staying_bytes.values()) == 4 * 4 * SIZE
     assert len(kept.memory.staying_bytes) >= 2
     assert view.sum() == SIZE
+
+
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_what_was_loaded_from_a_checkpoint_leaves_as_well(kept: Kept, is_counted: bool) -> None:
+    """PyTorch says that its storages cannot be resized, as of those of mapped files, though it owns their memory."""
+    file, allocator = io.BytesIO(), the_allocator()
+    torch.save(torch.arange(float(SIZE)), file)
+    file.seek(0)
+    if is_counted:
+        assert allocator.install(kept)
+    try:
+        model = nn.Module()
+        model.loaded = nn.Parameter(torch.load(file))
+        assert not model.loaded.untyped_storage().resizable()
+        kept.memory.begin_step([model])
+        assert not kept.memory.staying_bytes
+        for _ in range(2):
+            kept.leave()
+            assert kept.value(model.loaded).state == "away"
+            assert torch.equal(model.loaded.detach(), torch.arange(float(SIZE)))
+        model.loaded.share_memory_()
+        kept.leave()
+        assert model.loaded.sum() == SIZE * (SIZE - 1) / 2
+    finally:
+        allocator.remove(kept)
 
 
 def test_what_is_too_small_to_gain_anything_stays(kept: Kept) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import signal
 import subprocess
@@ -51,6 +52,21 @@ def test_live_and_peak_are_those_of_torchs_profiler() -> None:
         gc.enable()
     assert live_bytes == sum(event.size_bytes for event in trace.events) > 0
     assert peak_bytes == trace.peak_bytes > live_bytes
+
+
+def test_deep_copies_are_counted() -> None:
+    """PyTorch takes what its storages are cloned to from its own allocator, whichever is in place."""
+    tensor = torch.arange(256 * KIB, dtype=torch.uint8)
+    with counting() as allocator:
+        before = allocator.live_bytes()
+        copied = copy.deepcopy({"weight": tensor, "tied": tensor})
+        assert allocator.live_bytes() - before == tensor.nbytes
+    assert torch.equal(copied["tied"], tensor)
+    copied["tied"].resize_(512 * KIB)
+    del copied
+    assert allocator.live_bytes() == before
+    assert "clone" not in vars(torch.UntypedStorage)
+    assert torch.equal(copy.deepcopy(tensor), tensor)
 
 
 def test_blocks_outlive_removal_and_are_still_counted_off() -> None:

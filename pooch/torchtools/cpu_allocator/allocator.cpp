@@ -206,6 +206,11 @@ int pooch_allocator_install() {
   return c10::GetCPUAllocator() == the_allocator();
 }
 
+// Where it is, for what PyTorch would else take from its own allocator whichever is in place.
+int64_t pooch_allocator_address() {
+  return reinterpret_cast<int64_t>(the_allocator());
+}
+
 void pooch_allocator_remove() {
   if (c10::GetCPUAllocator() == the_allocator()) {
     c10::SetCPUAllocator(c10::GetDefaultCPUAllocator());

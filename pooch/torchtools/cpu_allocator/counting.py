@@ -5,10 +5,14 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Hashable
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from ...ground.native import BuildError, Signatures, bound_functions
+from ..stand_ins import Place, StandIns
 from .arena import ArenaFunctions
 from .building import built_library
 
@@ -18,6 +22,7 @@ _Callback = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _SIGNATURES: Signatures = {
     "install": ([], ctypes.c_int),
     "remove": ([], None),
+    "address": ([], ctypes.c_int64),
     "live_address": ([], ctypes.c_int64),
     "peak_address": ([], ctypes.c_int64),
     "knows": ([ctypes.c_void_p], ctypes.c_int),
@@ -58,6 +63,7 @@ class CountingAllocator:
         self.missed = ctypes.c_int64.from_address(self._functions["missed_address"]())
         self.give_up: Callable[[], None] = self._functions["give_up"]
         self.resume: Callable[[], None] = self._functions["resume"]
+        self._clones = StandIns(Place(torch.storage._StorageBase, "clone", self._counting_clone))
         self._users = dict[Hashable, bool]()  # and whether they read the peak
         self._lock = threading.RLock()  # the garbage collector may remove a user while one is added
         self._failure: BaseException | None = None
@@ -97,6 +103,7 @@ class CountingAllocator:
         with self._lock:
             self._users[user] = reads_peak
             if self._functions["install"]():
+                self._clones.use(self)
                 return True
             self._users.pop(user, None)
             return False
@@ -109,8 +116,24 @@ class CountingAllocator:
         with self._lock:
             self._users.pop(user, None)
             if not self._users:
+                self._clones.leave(self)
                 self.lift_limit()  # of somebody who was freed without lifting it: nobody counts for it any more
                 self._functions["remove"]()
+
+    def _counting_clone(self, original: Any) -> Any:
+        """Return what clones storages, as `copy.deepcopy` of tensors does.
+
+        PyTorch takes the memory for it from its own allocator, whichever is in place.
+        """
+
+        @wraps(original)
+        def clone(storage: Any) -> Any:
+            if type(storage) is not torch.UntypedStorage or storage.device.type != "cpu":
+                return original(storage)
+            made: Any = torch.UntypedStorage
+            return made(storage.nbytes(), allocator=self._functions["address"]()).copy_(storage)
+
+        return clone
 
     def set_limit(self, bytes_: int, make_room: MakeRoom) -> None:
         """Have `make_room(missing_bytes)` called before an allocation would raise the live bytes over the limit.

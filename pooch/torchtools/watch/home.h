@@ -7,6 +7,7 @@
 #pragma once
 #include "operators.h"
 
+#include <c10/core/CPUAllocator.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Storage.h>
 #include <torch/headeronly/version.h>
@@ -241,6 +242,16 @@ inline PyObject* home_mark(PyObject* self, PyObject* object) {
   END_HANDLE_TH_ERRORS
 }
 
+// Whether the memory of a storage is that of PyTorch's CPU allocator, and so nobody's else. `torch.load` makes such storages
+// without an allocator of their own, as if the memory were that of a mapped file or of an array.
+inline bool is_of_cpu_allocator(const c10::StorageImpl& storage) {
+  if (storage.device_type() != c10::DeviceType::CPU) return false;
+  const c10::DataPtr& bytes = storage.data_ptr();
+  const auto deleter = bytes.get_deleter();
+  return bytes.get() != nullptr && bytes.get() == bytes.get_context() &&
+         (deleter == c10::GetDefaultCPUAllocator()->raw_deleter() || deleter == c10::GetCPUAllocator()->raw_deleter());
+}
+
 // `take(writes)` takes the bytes out and returns them as a storage of their own, or None if they are in use, away, gone, or
 // were written to since there were so many writes. Without an argument, that does not matter.
 inline PyObject* home_take(PyObject* self, PyObject* arguments) {
@@ -249,9 +260,10 @@ inline PyObject* home_take(PyObject* self, PyObject* arguments) {
   if (!PyArg_ParseTuple(arguments, "|K", &writes)) return nullptr;
   Home& home = home_of(self);
   const auto storage = home.storage.lock();
-  if (!storage || storage->allocator() == nullptr || !home.is_here.exchange(false)) Py_RETURN_NONE;  // as if shared
-  // An op that begins from here on waits until they are back.
-  if (home.uses > 0 || home.is_exposed || (writes != ~0ull && home.writes != writes)) {
+  if (!storage || !home.is_here.exchange(false)) Py_RETURN_NONE;
+  // An op that begins from here on waits until they are back. Without an allocator they are shared, or somebody else's.
+  if (home.uses > 0 || home.is_exposed || (writes != ~0ull && home.writes != writes) ||
+      (storage->allocator() == nullptr && !is_of_cpu_allocator(*storage))) {
     home.is_here = true;
     Py_RETURN_NONE;
   }
@@ -407,6 +419,14 @@ inline PyObject* tensors_beside(PyObject*, PyObject* tensor) {
   if (!THPVariable_Check(tensor)) return PyErr_Format(PyExc_TypeError, "a tensor is asked about");
   const c10::Storage& storage = storage_of(THPVariable_Unpack(tensor));
   return PyLong_FromSize_t(tensors_on(storage.use_count(), storage.unsafeGetStorageImpl()));
+}
+
+// In Python: `is_of_allocator(tensor)`: whether its memory is that of PyTorch's CPU allocator, and its own.
+inline PyObject* is_of_allocator(PyObject*, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  if (!THPVariable_Check(tensor)) return PyErr_Format(PyExc_TypeError, "a tensor is asked about");
+  return PyBool_FromLong(is_of_cpu_allocator(*storage_of(THPVariable_Unpack(tensor)).unsafeGetStorageImpl()));
+  END_HANDLE_TH_ERRORS
 }
 
 // In Python: `use_homes(bring_back, part_bytes)`.

@@ -47,6 +47,7 @@ PyMethodDef functions[] = {
     {"is_marked", watch::is_marked_here, METH_O, nullptr},
     {"unmark", watch::unmark_here, METH_O, nullptr},
     {"tensors_beside", watch::tensors_beside, METH_O, nullptr},
+    {"is_of_allocator", watch::is_of_allocator, METH_O, nullptr},
     {"use_homes", watch::use_homes, METH_VARARGS, nullptr},
     {"with_homes", watch::with_homes, METH_O, nullptr},
     {"count_uses", watch::count_uses, METH_NOARGS, nullptr},
