@@ -154,7 +154,7 @@ class PersistentMemory:
         for tensor, kind, what in _parts_of(model):
             self._adopt(tensor, kind, what)
         for parameter in model.parameters():
-            if parameter.requires_grad and id(parameter) not in self._hooks:
+            if parameter.requires_grad and parameter.is_leaf and id(parameter) not in self._hooks:
                 hook = partial(_accumulated, weakref.ref(self))
                 self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(hook)
 
@@ -533,6 +533,8 @@ def _accumulated(memory: weakref.ref[PersistentMemory], parameter: torch.Tensor)
 def _parts_of(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Kind, Hashable]]:
     """Yield what outlives the steps of a model: each tensor, its kind, and what tells it from others in each step."""
     for parameter in model.parameters():
+        if not parameter.is_leaf:
+            continue  # `functional_call` puts in its place what this step has computed
         yield parameter, "parameter", (id(parameter), "parameter")
         if parameter.grad is not None:
             yield parameter.grad, "gradient", (id(parameter), "gradient")

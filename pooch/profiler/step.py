@@ -40,7 +40,7 @@ from ..torchtools.raw_looks import RawLooks
 from ..torchtools.sharding import reshard
 from ..torchtools.split import judging_writes
 from ..torchtools.standing_aside import CompiledCalls, StepHooks
-from ..torchtools.tensors import has_plain_storage, memory_address, storage_key, storage_of
+from ..torchtools.tensors import gradient_of, has_plain_storage, memory_address, storage_key, storage_of
 from ..torchtools.thread_tracer import ThreadTracer, started_tracer
 from ..torchtools.threads import OwnThread
 from ..torchtools.watch import address_of
@@ -386,7 +386,7 @@ def gradients_of(
         address: returns that of a storage.
     """
     parameters = [(name, each) for name, each in named_tensors(models) if isinstance(each, torch.nn.Parameter)]
-    gradients = ((name, parameter.grad) for name, parameter in parameters)
+    gradients = ((name, gradient_of(parameter)) for name, parameter in parameters)
     plain = ((name, each) for name, each in gradients if each is not None and has_plain_storage(each))
     return tuple((name, address(storage_of(each))) for name, each in plain)
 

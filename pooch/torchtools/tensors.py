@@ -97,6 +97,14 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Returns the gradient of a parameter, or of what stands in its place in `torch.func.functional_call`.
+
+    That may be the result of an op, which has no gradient of its own. PyTorch warns of asking for it.
+    """
+    return parameter.grad if parameter.is_leaf or parameter.retains_grad else None
+
+
 def result_tensors(result: Any) -> list[torch.Tensor]:
     """Returns the tensors among the results of an op, in order."""
     return [result] if isinstance(result, torch.Tensor) else find_tensors(result)
