@@ -227,7 +227,7 @@ class PersistentMemory:
         home = self._homes[key] = self._library.Home(tensor)
         number = self._numbers.setdefault(what, len(self._numbers))
         value = PersistentValue(number, home, kind, self._owner, size_bytes)
-        value.on_first_leave = self._evictor.live.uncounted(address)
+        value.on_first_leave = self._evictor.live.uncounted(address, size_bytes)
         before = self.values.add(key, value)
         if before is not None and before.is_gone:
             self._give_back(before)

@@ -61,11 +61,12 @@ class LiveBytes(Protocol):
             if_less: Only if some of what was counted is gone, which is quickly seen.
         """
 
-    def uncounted(self, address: int) -> Callable[[int], None] | None:
+    def uncounted(self, address: int, size_bytes: int) -> Callable[[int], None] | None:
         """Return what is to be called with the size of some bytes when they end, or None if that is noticed.
 
         Args:
             address: Where they are.
+            size_bytes: How many. They count from now on, if nothing has told of them.
         """
 
     def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
@@ -103,7 +104,7 @@ class NobodyAsks:
     def recount(self, *, if_less: bool = False) -> None:
         """Do nothing."""
 
-    def uncounted(self, address: int) -> None:
+    def uncounted(self, address: int, size_bytes: int) -> None:
         """Return None."""
 
     def hold(self, budget_bytes: int, make_room: MakeRoom) -> None:
