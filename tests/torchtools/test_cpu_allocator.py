@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import signal
 import subprocess
@@ -63,6 +64,24 @@ def test_blocks_outlive_removal_and_are_still_counted_off() -> None:
     del tensor
     assert allocator.live_bytes() == before
     del uncounted
+    assert allocator.live_bytes() == before
+
+
+def test_deep_copies_are_counted() -> None:
+    """PyTorch makes their storages past the allocator that is in place, as all that Python constructs."""
+    tensor = torch.arange(64 * KIB, dtype=torch.float32)
+    with counting() as allocator:
+        before = allocator.live_bytes()
+        copied = copy.deepcopy({"state": [tensor, tensor[:8]]})  # of one storage
+        assert allocator.live_bytes() - before == tensor.nbytes
+        assert torch.equal(copied["state"][0], tensor)
+        storage = tensor.untyped_storage().clone()
+        assert allocator.live_bytes() - before == 2 * tensor.nbytes
+        storage.resize_(0)
+        assert allocator.live_bytes() - before == tensor.nbytes
+    storage = tensor.untyped_storage().clone()  # and works as ever, once nobody counts
+    assert storage.nbytes() == tensor.nbytes
+    del copied
     assert allocator.live_bytes() == before
 
 

@@ -212,6 +212,11 @@ void pooch_allocator_remove() {
   }
 }
 
+// Where the allocator is, for storages that are made with a given one.
+int64_t pooch_allocator_address() {
+  return reinterpret_cast<int64_t>(the_allocator());
+}
+
 // Where both numbers are, for those who look at them in every step: a call takes longer than a look.
 int64_t pooch_allocator_live_address() {
   return reinterpret_cast<int64_t>(&live_bytes);

@@ -5,10 +5,14 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Hashable
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from ...ground.native import BuildError, Signatures, bound_functions
+from ..stand_ins import Place, StandIns
 from .arena import ArenaFunctions
 from .building import built_library
 
@@ -18,6 +22,7 @@ _Callback = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _SIGNATURES: Signatures = {
     "install": ([], ctypes.c_int),
     "remove": ([], None),
+    "address": ([], ctypes.c_int64),
     "live_address": ([], ctypes.c_int64),
     "peak_address": ([], ctypes.c_int64),
     "knows": ([ctypes.c_void_p], ctypes.c_int),
@@ -29,6 +34,22 @@ _SIGNATURES: Signatures = {
     "take_interrupt": ([], ctypes.c_int),
     "ask_for_room": ([ctypes.c_int], None),
 }
+
+
+def _counted(original: Any) -> Any:
+    """Copies as `copy.deepcopy` makes them: PyTorch takes memory for these past the allocator that is in place."""
+
+    @wraps(original)
+    def clone(storage: torch.UntypedStorage) -> Any:
+        allocator = counting_allocator()
+        if type(storage) is not torch.UntypedStorage or storage.device.type != "cpu" or isinstance(allocator, str):
+            return original(storage)
+        return allocator.copied(storage) if allocator.is_in_use else original(storage)
+
+    return clone
+
+
+_COPIES = StandIns(Place(torch.UntypedStorage, "clone", _counted))
 
 
 class CountingAllocator:
@@ -74,6 +95,11 @@ class CountingAllocator:
         """Begin to look for the peak from now on."""
         self.peak.value = self.live.value
 
+    def copied(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Return a copy of a storage on the CPU, with memory from this allocator."""
+        copy: torch.UntypedStorage = torch.UntypedStorage(storage.nbytes(), allocator=self._functions["address"]())
+        return copy.copy_(storage)
+
     @property
     def is_in_use(self) -> bool:
         """Whether anything has installed it and not yet removed it."""
@@ -97,6 +123,7 @@ class CountingAllocator:
         with self._lock:
             self._users[user] = reads_peak
             if self._functions["install"]():
+                _COPIES.use(self)
                 return True
             self._users.pop(user, None)
             return False
@@ -111,6 +138,7 @@ class CountingAllocator:
             if not self._users:
                 self.lift_limit()  # of somebody who was freed without lifting it: nobody counts for it any more
                 self._functions["remove"]()
+                _COPIES.leave(self)
 
     def set_limit(self, bytes_: int, make_room: MakeRoom) -> None:
         """Have `make_room(missing_bytes)` called before an allocation would raise the live bytes over the limit.
