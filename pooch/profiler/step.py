@@ -43,7 +43,7 @@ from ..torchtools.standing_aside import CompiledCalls, StepHooks
 from ..torchtools.tensors import gradient_of, has_plain_storage, memory_address, storage_key, storage_of
 from ..torchtools.thread_tracer import ThreadTracer, started_tracer
 from ..torchtools.threads import OwnThread
-from ..torchtools.watch import address_of
+from ..torchtools.watch import address_of, is_away
 from .absences import without_absences
 from .recorder import ForwardRecorder, named_tensors
 
@@ -116,8 +116,10 @@ class StepRecorder(ForwardRecorder):
     def note_contents(self, value: int, tensor: torch.Tensor) -> None:
         """Note whether the swap tier would pack what autograd saves: the first time counts."""
         record = self.values[value]
-        if not record.packs and tensor.device.type == "cpu" and record.size_bytes >= LEAST_PACKED_BYTES:
-            record.packs = is_packed(tensor.untyped_storage())
+        if record.packs or tensor.device.type != "cpu" or record.size_bytes < LEAST_PACKED_BYTES:
+            return
+        if not is_away(storage_key(tensor)):  # such as that of a parameter whose step began in another thread
+            record.packs = is_packed(storage_of(tensor))
 
     def note_releases(self) -> None:
         """Find values that the program has released since the last op."""
