@@ -190,7 +190,8 @@ class PersistentMemory:
         """Have the state that an optimizer has for some parameters leave where room is needed."""
         with self._evictor.lock:
             for parameter in parameters:
-                for name, tensor in optimizer.state.get(parameter, {}).items():
+                state = optimizer.state.get(parameter, {})
+                for name, tensor in state.items() if isinstance(state, dict) else ():  # some keep lists there
                     if isinstance(tensor, torch.Tensor):
                         self._adopt(tensor, "state", (id(parameter), id(optimizer), name))
 
