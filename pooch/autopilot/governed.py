@@ -24,6 +24,7 @@ from ..torchtools.calls import (
     is_compiled,
     refuse_taken,
 )
+from ..torchtools.tensors import gradient_of
 from ..torchtools.training_state import model_device
 from ..torchtools.watch import LIBRARY
 from .carrying import Carrier
@@ -161,7 +162,7 @@ class GovernedModels:
     @property
     def have_gradients(self) -> bool:
         """Whether a parameter of theirs has a gradient."""
-        return any(each.grad is not None for model in self.living for each in model.parameters())
+        return any(gradient_of(each) is not None for model in self.living for each in model.parameters())
 
     def is_governed(self, module: object) -> bool:
         """Whether a module is one of the models."""

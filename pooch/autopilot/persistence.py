@@ -27,6 +27,7 @@ from ..machine.persistent import Kind, Moved
 from ..torchtools.calls import compiled_part
 from ..torchtools.optimizer_slices import OptimizerSlices
 from ..torchtools.standing_aside import CallsEverywhere
+from ..torchtools.tensors import gradient_of
 from ..torchtools.watch import LIBRARY, unmark
 from .optimizer_states import OptimizerStates, parameters_of
 from .summary import MovedKind
@@ -303,7 +304,7 @@ class Persistence:
         parameters = [parameter for model in models for parameter in model.parameters()]
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         here_bytes = sum(parameter.nbytes for parameter in parameters)
-        needed_bytes = here_bytes + sum(parameter.nbytes for parameter in trained if parameter.grad is None)
+        needed_bytes = here_bytes + sum(parameter.nbytes for parameter in trained if gradient_of(parameter) is None)
         beside_bytes = self._room_bytes(here_bytes) or self._room_bytes(here_bytes + self.states.bytes_of(trained))
         room_bytes = int(TIGHT_SHARE * (beside_bytes or budget_bytes))
         most_bytes = (MOST_MOMENTS + TEMPORARIES) * sum(parameter.nbytes for parameter in trained)
@@ -412,8 +413,8 @@ def _tensors_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     """Yield the parameters of a model, their gradients, and its buffers."""
     for parameter in model.parameters():
         yield parameter
-        if parameter.grad is not None:
-            yield parameter.grad
+        if (gradient := gradient_of(parameter)) is not None:
+            yield gradient
     yield from model.buffers()
 
 

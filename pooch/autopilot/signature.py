@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..torchtools.tensors import dtype_name
+from ..torchtools.tensors import dtype_name, gradient_of
 
 REGION = -1  # what is called, where it is no module; parts of the first model share it, and are given tensors
 
@@ -59,7 +59,7 @@ def step_key(
             sizes.extend(leaf.shape)
         elif isinstance(leaf, (str, bool)) or leaf is None:
             kinds.append(leaf)
-    with_gradient = sum(parameter.grad is not None for parameter in parameters)
+    with_gradient = sum(gradient_of(parameter) is not None for parameter in parameters)
     trainable = sum(parameter.requires_grad for parameter in parameters)
     modes = tuple(model.training for model in models)
     state = (call, with_gradient > 0, trainable, modes, *casts_now())

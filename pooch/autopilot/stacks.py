@@ -17,6 +17,9 @@ hooks_are_allowed: Callable[[], bool] = _C._autograd._saved_tensors_hooks_is_ena
 # Asked at every call: looking names up in modules of PyTorch would take longer than the functions themselves.
 _transform, _tracing_state = _C._functorch.peek_interpreter_stack, _C._get_tracing_state
 _dispatch_modes, _function_modes = _C._len_torch_dispatch_stack, _C._len_torch_function_stack
+_mode_of = _C._get_dispatch_mode
+# Under these, tensors have no contents, or ops are noted for a graph: of `FakeTensorMode`, `make_fx`, AOTAutograd.
+_TRACING = tuple(getattr(_C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
 _has_gradients, _is_exporting = torch.is_grad_enabled, torch.compiler.is_exporting
 
 
@@ -58,4 +61,5 @@ def is_ordinary_call() -> bool:
         and not _is_exporting()
         and _transform() is None
         and hooks_are_allowed()
+        and not (_dispatch_modes() and any(_mode_of(key) is not None for key in _TRACING))
     )

@@ -12,7 +12,7 @@ from ..ground.errors import TierError
 from ..ground.units import format_bytes
 from ..ir import Plan
 from ..torchtools.module_changes import ModuleChanges
-from ..torchtools.tensors import storage_bytes
+from ..torchtools.tensors import gradient_of, storage_bytes
 
 AGAIN = "profile and plan again"
 
@@ -187,7 +187,7 @@ class ParameterWatch:
         found = []
         for reference in self._parameters:  # of every step: a generator takes twice as long
             parameter = reference()
-            if parameter is not None and (gradient := parameter.grad) is not None:
+            if parameter is not None and (gradient := gradient_of(parameter)) is not None:
                 found.append(gradient)
         return found
 

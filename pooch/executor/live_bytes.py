@@ -52,6 +52,7 @@ class CountedBytes(LiveBytes):
         self._remove = end_with(self, allocator.remove, user)
         self._earlier: list[tuple[weakref.ref[torch.Tensor], int]] = []  # what was counted, and where it was
         self._earlier_bytes = 0
+        self._counted_at: set[int] | None = set()  # the addresses of what was counted; None: they are not known
         self._make_room: MakeRoom | None = None
         self._budget_bytes = 0
         self.has_given_up = False
@@ -60,6 +61,7 @@ class CountedBytes(LiveBytes):
             self.recount()
         elif self.is_in_place and live_now_bytes is not None:
             self._earlier_bytes = live_now_bytes - allocator.live_bytes()  # below zero, if others count more
+            self._counted_at = None
 
     def recount(self, *, if_less: bool = False) -> None:
         """Count again what is alive from before the installation. It walks all Python objects.
@@ -75,6 +77,7 @@ class CountedBytes(LiveBytes):
         unknown = [each for each in there if not self._allocator.knows(address_of(each[1]))]
         self._earlier = [(weakref.ref(tensor), address_of(storage)) for tensor, storage in unknown]
         self._earlier_bytes = sum(storage.nbytes() for _, storage in unknown)
+        self._counted_at = {address for _, address in self._earlier}
 
     def now(self) -> int:
         """Live bytes."""
@@ -105,12 +108,20 @@ class CountedBytes(LiveBytes):
         """The most by which the budget was passed since `reset_peak` while room was given up."""
         return self._missed.value
 
-    def uncounted(self, address: int) -> Callable[[int], None] | None:
-        """Return what is to be called when bytes end that were there before the allocator."""
-        return None if self._allocator.knows(address) else self._ended_uncounted
+    def uncounted(self, address: int, size_bytes: int) -> Callable[[int], None] | None:
+        """Return what is to be called when bytes end that were there before the allocator, or came past it.
 
-    def _ended_uncounted(self, size_bytes: int) -> None:
-        self._earlier_bytes -= size_bytes
+        Those that came since the last count, as by unpickling, are counted now.
+        """
+        if self._allocator.knows(address):
+            return None
+        if self._counted_at is not None and address not in self._counted_at:
+            self._counted_at.add(address)
+            self._add_earlier(size_bytes)
+        return lambda ended_bytes: self._add_earlier(-ended_bytes)
+
+    def _add_earlier(self, size_bytes: int) -> None:
+        self._earlier_bytes += size_bytes
         if self._make_room is not None:
             self._allocator.set_limit(self._budget_bytes - self._earlier_bytes, self._make_room)
 

@@ -117,7 +117,7 @@ class PersistentMemory:
         for tensor, kind, what in _parts_of(model):
             self._adopt(tensor, kind, what)
         for parameter in model.parameters():
-            if parameter.requires_grad and id(parameter) not in self._hooks:
+            if parameter.requires_grad and parameter.is_leaf and id(parameter) not in self._hooks:
                 self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(weakly(self.accumulated))
 
     def move_in(self, model: torch.nn.Module) -> None:
@@ -152,7 +152,8 @@ class PersistentMemory:
         """Have the state that an optimizer has for some parameters leave where room is needed."""
         with self._evictor.lock:
             for parameter in parameters:
-                for name, tensor in optimizer.state.get(parameter, {}).items():
+                state = optimizer.state.get(parameter, {})
+                for name, tensor in state.items() if isinstance(state, dict) else ():  # some keep lists there
                     if isinstance(tensor, torch.Tensor):
                         self._adopt(tensor, "state", (id(parameter), id(optimizer), name))
 
@@ -190,7 +191,7 @@ class PersistentMemory:
         home = self._homes[key] = self._library.Home(tensor)
         number = self._numbers.setdefault(what, len(self._numbers))
         value = PersistentValue(number, home, kind, self._owner, size_bytes)
-        value.on_first_leave = self._evictor.live.uncounted(address)
+        value.on_first_leave = self._evictor.live.uncounted(address, size_bytes)
         before = self.values.add(key, value)
         if before is not None and before.is_gone:
             self._give_back(before)
@@ -409,6 +410,8 @@ def _bring_back(keys: list[int]) -> None:
 def _parts_of(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Kind, Hashable]]:
     """Yield what outlives the steps of a model: each tensor, its kind, and what tells it from others in each step."""
     for parameter in model.parameters():
+        if not parameter.is_leaf:
+            continue  # `functional_call` puts in its place what this step has computed
         yield parameter, "parameter", (id(parameter), "parameter")
         if parameter.grad is not None:
             yield parameter.grad, "gradient", (id(parameter), "gradient")

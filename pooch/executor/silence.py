@@ -115,7 +115,7 @@ _APPLY = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__co
 def _ungoverned_kind(tensor: torch.Tensor) -> str | None:
     """Return what a tensor without ordinary memory is, for people; None if it has no bytes on the device at all."""
     kind = type(tensor)
-    if kind is FakeTensor or tensor.is_meta:
+    if kind is FakeTensor or tensor.is_meta or tensor._is_zerotensor():
         return None
     if kind is not torch.Tensor and kind is not torch.nn.Parameter:
         return f"a {kind.__name__}"

@@ -11,7 +11,7 @@ from ..ground.errors import TierError
 from ..ground.units import round_up
 from ..machine.values import Ticket
 from ..torchtools.accelerators import has_streams
-from ..torchtools.tensors import bytes_of, has_plain_storage, storage_key
+from ..torchtools.tensors import bytes_of, gradient_of, has_plain_storage, storage_key
 from ..torchtools.training_state import RandomStates, references_of
 from .engines.protocol import Arena, CopyEngine
 
@@ -47,7 +47,7 @@ class StepSnapshot:
         self._device, self._health = device, engine.health
         self._random = RandomStates.of(device)
         self._put_back = references_of(model)
-        gradients = [(p, p.grad) for p in model.parameters() if p.grad is not None]
+        gradients = [(p, g) for p in model.parameters() if (g := gradient_of(p)) is not None]
         self._opaque = [(p, gradient.clone()) for p, gradient in gradients if not has_plain_storage(gradient)]
         self._large: list[_InTier] = []
         self._arena: Arena | None = None

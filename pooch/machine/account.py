@@ -67,11 +67,12 @@ class LiveBytes(Protocol):
         """
         return
 
-    def uncounted(self, address: int) -> Callable[[int], None] | None:
+    def uncounted(self, address: int, size_bytes: int) -> Callable[[int], None] | None:
         """Return what is to be called with the size of some bytes when they end, or None if that is noticed.
 
         Args:
             address: Where they are.
+            size_bytes: How many. They count from now on, if nothing has told of them.
         """
         return None
 

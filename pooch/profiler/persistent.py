@@ -10,7 +10,7 @@ import torch
 
 from ..ground.errors import PoochError
 from ..torchtools.accelerators import granule_bytes
-from ..torchtools.tensors import find_tensors, storage_bytes
+from ..torchtools.tensors import find_tensors, gradient_of, storage_bytes
 from ..torchtools.training_state import RandomStates, model_device
 from .optimizers import Shadow, kept_as_it_was, unwrapped
 
@@ -22,7 +22,7 @@ _HISTORY_NOTE = (
 
 def gradient_bytes(model: torch.nn.Module, device: torch.device) -> int:
     """Returns the bytes of the gradients that the model's parameters hold now on a device, as its allocator counts."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None and p.grad.device == device]
+    gradients = [g for g in map(gradient_of, model.parameters()) if g is not None and g.device == device]
     return storage_bytes(gradients, granule_bytes(device.type))
 
 

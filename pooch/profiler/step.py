@@ -40,10 +40,10 @@ from ..torchtools.raw_looks import RawLooks
 from ..torchtools.sharding import reshard
 from ..torchtools.split import judging_writes
 from ..torchtools.standing_aside import CompiledCalls, StepHooks
-from ..torchtools.tensors import has_plain_storage, memory_address, storage_key, storage_of
+from ..torchtools.tensors import gradient_of, has_plain_storage, memory_address, storage_key, storage_of
 from ..torchtools.thread_tracer import ThreadTracer, started_tracer
 from ..torchtools.threads import OwnThread
-from ..torchtools.watch import address_of
+from ..torchtools.watch import address_of, is_away
 from .absences import without_absences
 from .recorder import ForwardRecorder, named_tensors
 
@@ -116,8 +116,10 @@ class StepRecorder(ForwardRecorder):
     def note_contents(self, value: int, tensor: torch.Tensor) -> None:
         """Note whether the swap tier would pack what autograd saves: the first time counts."""
         record = self.values[value]
-        if not record.packs and tensor.device.type == "cpu" and record.size_bytes >= LEAST_PACKED_BYTES:
-            record.packs = is_packed(tensor.untyped_storage())
+        if record.packs or tensor.device.type != "cpu" or record.size_bytes < LEAST_PACKED_BYTES:
+            return
+        if not is_away(storage_key(tensor)):  # such as that of a parameter whose step began in another thread
+            record.packs = is_packed(storage_of(tensor))
 
     def note_releases(self) -> None:
         """Find values that the program has released since the last op."""
@@ -383,7 +385,7 @@ def gradients_of(
         address: returns that of a storage.
     """
     parameters = [(name, each) for name, each in named_tensors(models) if isinstance(each, torch.nn.Parameter)]
-    gradients = ((name, parameter.grad) for name, parameter in parameters)
+    gradients = ((name, gradient_of(parameter)) for name, parameter in parameters)
     plain = ((name, each) for name, each in gradients if each is not None and has_plain_storage(each))
     return tuple((name, address(storage_of(each))) for name, each in plain)
 

@@ -315,7 +315,8 @@ def is_compiled(module: torch.nn.Module) -> bool:
         call = call._compiled
     if call is not None or type(module) is dynamo.OptimizedModule:
         return True
-    return hasattr(own.get("forward") or type(module).forward, "_torchdynamo_orig_callable")
+    forward = own.get("forward") or getattr(type(module), "forward", None)  # that of a traced module refuses to tell
+    return hasattr(forward, "_torchdynamo_orig_callable")
 
 
 def _name_of(part: torch.nn.Module, model: torch.nn.Module) -> str:

@@ -44,13 +44,13 @@ def has_plain_storage(tensor: torch.Tensor) -> bool:
     """Returns whether the tensor has strided memory that can be copied byte by byte.
 
     Sparse, nested and quantized tensors, opaque oneDNN tensors and subclasses that see every op do not: their bytes
-    alone do not make the tensor again, or there are none.
+    alone do not make the tensor again, or there are none. The zeros of forward-mode differentiation have none either.
     """
     # This runs several times for every op of every step.
     kind = type(tensor)
     if kind is not torch.Tensor and kind is not torch.nn.Parameter:
         return _is_plain_subclass(tensor)
-    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+    return _is_plainly_strided(tensor)
 
 
 def _is_plain_subclass(tensor: torch.Tensor) -> bool:
@@ -59,7 +59,12 @@ def _is_plain_subclass(tensor: torch.Tensor) -> bool:
     if not _sees_no_ops(kind) and not (kind is FakeTensor and len(_WORLDS)):
         return False
     with torch._C.DisableTorchFunctionSubclass():  # even its attributes may be functions of the program
-        return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+        return _is_plainly_strided(tensor)
+
+
+def _is_plainly_strided(tensor: torch.Tensor) -> bool:
+    is_strided = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+    return is_strided and not tensor._is_zerotensor()
 
 
 def _sees_no_ops(kind: type[torch.Tensor]) -> bool:
@@ -95,6 +100,14 @@ def can_be_dropped(tensor: torch.Tensor) -> bool:
 def version_of(tensor: torch.Tensor) -> int:
     """Returns how often the tensor was modified in place; inference tensors keep no count."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Returns the gradient of a parameter, or of what stands in its place in `torch.func.functional_call`.
+
+    That may be the result of an op, which has no gradient of its own. PyTorch warns of asking for it.
+    """
+    return parameter.grad if parameter.is_leaf or parameter.retains_grad else None
 
 
 def result_tensors(result: Any) -> list[torch.Tensor]:
@@ -158,7 +171,9 @@ def _has_own_memory(tensor: torch.Tensor) -> bool:
         return True
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return False
-    return has_plain_storage(tensor) or (_sees_no_ops(type(tensor)) and tensor.layout is torch.strided)
+    if has_plain_storage(tensor):
+        return True
+    return _sees_no_ops(type(tensor)) and tensor.layout is torch.strided and not tensor._is_zerotensor()
 
 
 def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor] | None:
@@ -167,6 +182,8 @@ def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor] | None:
         return [torch._C._functorch.get_unwrapped(tensor)]
     if not _sees_no_ops(type(tensor)):
         return _inside_wrapper(tensor)
+    if tensor._is_zerotensor():
+        return []
     if tensor.layout is torch.sparse_coo:
         return [torch.ops.aten._indices(tensor), torch.ops.aten._values(tensor)]
     if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..ground.errors import ProfileError
 from .accelerators import accelerators_in_use, has_streams, random_state, set_random_state
 from .kept_contents import KeptContents
-from .tensors import version_of
+from .tensors import gradient_of, version_of
 
 _CPU = torch.device("cpu")
 
@@ -83,7 +83,7 @@ def references_of(model: torch.nn.Module) -> Callable[[], None]:
     Returns:
         What makes them its gradients and buffers again.
     """
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    gradients = [(parameter, gradient_of(parameter)) for parameter in model.parameters() if parameter.is_leaf]
     owners = [(module, dict(module._buffers)) for module in model.modules()]  # some modules replace their buffers
 
     def put_back() -> None:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import warnings
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor, nn
 
 import pooch
 from tests.exotic_kinds import KINDS, ROWS, WIDTH, Sandwich
@@ -67,3 +74,61 @@ def test_a_line_names_the_module_once_however_often_it_runs() -> None:
         assert "3 saved tensors and calls" in str(auto.summary())
     told = [line for line in lines if "governed" in line]
     assert told == ["torch.func in module '0.part' is not governed: what it saves stays on the device"]
+
+
+def _trained(model: nn.Module, loss_of: Callable[[nn.Module, Tensor], Tensor], budget: str | None) -> list[Tensor]:
+    torch.manual_seed(1)
+    found: list[Tensor] = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with contextlib.nullcontext() if budget is None else pooch.auto(model, budget, tell=lambda line: None):
+        for _ in range(3):
+            loss = loss_of(model, torch.randn(ROWS, WIDTH))
+            loss.backward()
+            found += [
+                loss.detach().clone(),
+                *(each.grad.clone() for each in model.parameters() if each.grad is not None),
+            ]
+            optimizer.step()
+            optimizer.zero_grad()
+    return found
+
+
+def _layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[each for _ in range(4) for each in (nn.Linear(WIDTH, WIDTH), nn.Tanh())])
+
+
+def test_zeros_without_memory_that_forward_mode_differentiation_makes_are_left_alone() -> None:
+    def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
+        with forward_ad.dual_level():
+            result, tangent = forward_ad.unpack_dual(model(forward_ad.make_dual(rows, torch.ones_like(rows))))
+            loss = (result + 0.1 * tangent).square().mean()
+            torch.autograd.backward(loss * 0.5, retain_graph=True)  # this makes tangents of gradients
+        return loss * 0.5
+
+    plain = _trained(_layers(), loss_of, None)
+    zeros = torch._efficientzerotensor((ROWS, WIDTH))  # type: ignore[attr-defined]
+    found = _trained(_layers(), loss_of, "1MiB")
+    assert zeros.shape == (ROWS, WIDTH)
+    assert all(torch.equal(*pair) for pair in zip(found, plain, strict=True))
+
+
+def test_parts_of_torch_script_are_governed_in_a_program_that_has_loaded_dynamo() -> None:
+    importlib.import_module("torch._dynamo.eval_frame")
+
+    def made() -> nn.Sequential:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            layers = _layers()
+            scripted = torch.jit.script(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()))
+            traced = torch.jit.trace(
+                nn.Linear(WIDTH, WIDTH), torch.ones(2, WIDTH)
+            )  # its class refuses to tell `forward`
+            return nn.Sequential(layers, scripted, traced)
+
+    def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
+        loss: Tensor = model(rows).square().mean()
+        return loss
+
+    found, plain = _trained(made(), loss_of, "1MiB"), _trained(made(), loss_of, None)
+    assert all(torch.equal(*pair) for pair in zip(found, plain, strict=True))

@@ -844,3 +844,17 @@ def test_a_state_of_several_parameters_comes_back_once() -> None:
         return everything(model, optimizer)
 
     assert found(tight(network())) == found(None)
+
+
+def test_an_optimizer_that_keeps_a_list_beside_its_states_is_like_any_other() -> None:
+    def found(budget: Callable[[nn.Module], int] | None) -> list[bytes]:
+        model = network()
+        optimizer = adamw(model)
+        optimizer.state["norms"] = [1.0]  # type: ignore[index]
+        torch.manual_seed(1)
+        with contextlib.nullcontext() if budget is None else held(model, None, budget(model)):
+            for _ in range(STEPS):
+                step(model, optimizer)
+        return everything(model, optimizer)
+
+    assert found(tight) == found(None)

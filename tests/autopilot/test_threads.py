@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import pooch
 from pooch.autopilot import Auto
 from pooch.autopilot.persistence import Persistence
 from pooch.autopilot.requests import PlanRequests
@@ -19,6 +22,7 @@ from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.threads import OwnThread
 from tests.counting import the_allocator
 from tests.executor.support import is_same
+from tests.live_before import live_before
 
 pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")
@@ -208,3 +212,32 @@ def test_a_thread_lets_go_of_nothing_that_another_has_saved() -> None:
         model.zero_grad()
         model(rows).square().mean().backward()
     assert all(map(is_same, found, [p.grad for p in model.parameters() if p.grad is not None]))
+
+
+def test_what_is_away_as_a_step_of_several_threads_is_recorded_is_not_looked_at() -> None:
+    width = 256
+
+    def found(budget: int | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*[each for _ in range(6) for each in (nn.Linear(width, width), nn.GELU())])
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        losses: list[torch.Tensor] = []
+        around = nullcontext() if budget is None else pooch.auto(model, live_before() + budget, tell=lambda line: None)
+        with around, ThreadPoolExecutor(1) as pool:
+            for number in range(5):
+                rows = torch.randn(512, width)
+                if number % 3 == 0:
+                    loss = model(rows).square().mean()
+                    pool.submit(loss.backward).result()
+                elif number % 3 == 1:
+                    loss = pool.submit(model, rows).result().square().mean()
+                    loss.backward()
+                else:
+                    loss = pool.submit(model[2:], model[:2](rows)).result().square().mean()
+                    pool.submit(loss.backward).result()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.detach().clone())
+        return losses + [each.detach().clone() for each in model.parameters()]
+
+    assert all(torch.equal(*pair) for pair in zip(found(4 * 2**20), found(None), strict=True))

@@ -82,6 +82,24 @@ def test_blocks_outlive_removal_and_are_still_counted_off() -> None:
     assert allocator.live_bytes() == before
 
 
+def test_clones_of_storages_are_counted_until_they_are_emptied() -> None:
+    """PyTorch makes their storages past the allocator that is in place, as all that Python constructs."""
+    tensor = torch.arange(64 * KIB, dtype=torch.float32)
+    with counting() as allocator:
+        before = allocator.live_bytes()
+        copied = copy.deepcopy({"state": [tensor, tensor[:8]]})  # of one storage
+        assert allocator.live_bytes() - before == tensor.nbytes
+        assert torch.equal(copied["state"][0], tensor)
+        storage = tensor.untyped_storage().clone()
+        assert allocator.live_bytes() - before == 2 * tensor.nbytes
+        storage.resize_(0)
+        assert allocator.live_bytes() - before == tensor.nbytes
+    storage = tensor.untyped_storage().clone()  # and works as ever, once nobody counts
+    assert storage.nbytes() == tensor.nbytes
+    del copied
+    assert allocator.live_bytes() == before
+
+
 def test_blocks_from_before_are_not_counted_off() -> None:
     earlier = block(64)
     with counting() as allocator:

@@ -35,7 +35,7 @@ struct Geometry {
 
 // A tensor that is all in its bytes and its geometry.
 inline bool is_ordinary(const at::Tensor& tensor) {
-  return is_plain(tensor) && !tensor.is_conj() && !tensor.is_neg() && !tensor._is_zerotensor();
+  return is_plain(tensor) && !tensor.is_conj() && !tensor.is_neg();
 }
 
 inline uint32_t version_of(const at::Tensor& tensor) {

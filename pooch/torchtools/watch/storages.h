@@ -23,7 +23,7 @@ using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
 // Whether a tensor has strided memory that can be copied byte by byte. Others are looked at in Python.
 inline bool is_plain(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.has_storage()) return false;
-  return !tensor.is_nested() && !tensor.is_quantized() && !tensor.is_meta() &&
+  return !tensor.is_nested() && !tensor.is_quantized() && !tensor.is_meta() && !tensor._is_zerotensor() &&
       !tensor.key_set().has(c10::DispatchKey::Python) && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
 }
 

@@ -76,3 +76,25 @@ def test_what_was_counted_is_counted_again_where_some_of_it_is_gone(gone: str, m
     counter.recount()
     assert counter.now() == before_bytes - 4000 * (gone != "nothing")
     counter.close()
+
+
+def test_what_came_past_the_allocator_since_it_was_counted_does_not_count_below_zero() -> None:
+    """Storages that Python makes, as in copies and pickles, are no allocations of the allocator in place."""
+    if the_allocator().is_in_use:
+        pytest.skip("something counts already")
+    earlier = torch.UntypedStorage(4000)
+    there = torch.empty(0).set_(earlier)  # counting looks for tensors
+    gc.collect()
+    counter = live_bytes.live_bytes_of(torch.device("cpu"))
+    before_bytes = counter.now()
+    later = torch.UntypedStorage(8000)
+    for storage, came_bytes in ((earlier, 0), (later, 8000)):
+        for _ in range(2):  # counted once
+            ended = counter.uncounted(storage.data_ptr(), storage.nbytes())
+            assert counter.now() == before_bytes + came_bytes
+        assert ended is not None
+        ended(storage.nbytes())
+        before_bytes -= storage.nbytes() - came_bytes
+        assert counter.now() == before_bytes
+    counter.close()
+    del there
