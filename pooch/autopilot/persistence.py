@@ -84,6 +84,7 @@ class Persistence:
         self.may_plan, self.has_compiled = True, False
         self._may_resort, self._is_in_op = True, False
         self._untold: list[str] = []  # what came up in the middle of an op
+        self._said = set[str]()
 
     @property
     def moves(self) -> bool:
@@ -208,6 +209,8 @@ class Persistence:
         self._unseen.clear()
         self._has_passed_by = False
         self._models, self._may_resort = [weakref.ref(model) for model in models], True
+        if self._has_to_stay():
+            return
         memory = self.memory
         if memory is None:
             if budget_bytes is None or not self._is_needed(models, budget_bytes):
@@ -227,6 +230,19 @@ class Persistence:
             memory.let_state_leave(self._missing_bytes(budget_bytes))
         memory.make_room()
         self._moved_bytes = memory.moved_bytes
+
+    def _has_to_stay(self) -> bool:
+        """Have everything back as long as a profiler of the program reads addresses before ops are seen, and say so."""
+        if not _are_addresses_recorded():
+            return False
+        memory = self.memory
+        if memory is not None and (memory.fits or not self._moved_in):
+            self._end_memory()
+            self._say(
+                "parameters, gradients and the optimizer's state stay on the device while PyTorch's profiler records "
+                "shapes, as it takes addresses: profile with record_shapes=False to have them leave"
+            )
+        return self.memory is None
 
     def let_state_leave_now(self) -> bool:
         """Have the optimizers' state leave in the middle of a step, as nothing else can; return whether there is any.
@@ -258,8 +274,10 @@ class Persistence:
         return True
 
     def _say(self, text: str) -> None:
-        """Tell something, as soon as no op is running: the program's own code may be told."""
-        self._untold.append(text)
+        """Tell something once, as soon as no op is running: the program's own code may be told."""
+        if text not in self._said:
+            self._said.add(text)
+            self._untold.append(text)
         if not self._is_in_op:
             self._tell_untold()
 
@@ -270,7 +288,9 @@ class Persistence:
     def _may_begin(self) -> bool:
         """Whether there is somewhere to go."""
         health = self._evictor.engine.health
-        return not (self._is_refused or health.fault is not None or health.known is not None)
+        return not (
+            self._is_refused or health.fault is not None or health.known is not None or _are_addresses_recorded()
+        )
 
     def _missing_bytes(self, budget_bytes: int | None) -> float:
         """How much has to leave for a step like the last ones to fit. Infinity if there were too few of them."""
@@ -407,6 +427,11 @@ class Persistence:
         if is_over and self._moved_in and not memory.fits:
             memory.move_out(self._moved_in, optimizers)
         memory.close()
+
+
+def _are_addresses_recorded() -> bool:
+    """Whether a profiler of the program takes the addresses of what ops read, before the ops are seen."""
+    return LIBRARY.loaded is not None and LIBRARY.loaded.records_inputs()
 
 
 def _tensors_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:

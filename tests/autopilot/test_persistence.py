@@ -473,6 +473,34 @@ def test_what_nothing_can_see_is_an_error_and_no_wrong_number(streamed: Streamed
         torch._C.StorageBase.data_ptr(storage)
 
 
+def test_a_profiler_that_records_shapes_has_everything_stay_as_long_as_it_runs() -> None:
+    """It takes the addresses of what ops read before anything else hears of these ops."""
+
+    def trained(budget: int | None) -> tuple[list[bytes], list[bool], list[str]]:
+        model, told, away = network(), list[str](), list[bool]()
+        optimizer = adamw(model)
+        torch.manual_seed(1)
+        with contextlib.ExitStack() as ends:
+            auto: Auto | None = None
+            if budget is not None:
+                auto = ends.enter_context(pooch.auto(model, budget + others_bytes, optimizer, tell=told.append))
+            for number in range(8):
+                records = torch.profiler.profile(record_shapes=number != 2) if number in (2, 3, 4, 6) else None
+                with records or contextlib.nullcontext():
+                    model(torch.randn(8, WIDTH)).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                away.append(auto is not None and auto._driver._persistence.memory is not None)
+        return everything(model, optimizer), away, [line for line in told if "profiler" in line]
+
+    plain, _, _ = trained(None)
+    found, away, told = trained(tight(network()))
+    assert found == plain
+    assert away == [True, True, True, False, False, True, False, True]
+    assert len(told) == 1
+    assert "record_shapes=False" in told[0]
+
+
 # Steps ----------------------------------------------------------------------------------------------------------------
 
 

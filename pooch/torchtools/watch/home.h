@@ -15,7 +15,8 @@
 namespace watch {
 
 constexpr auto ABSENT = "its bytes are away, and what reads them here is seen by neither PyTorch's dispatcher nor Pooch: "
-                        "read the tensor by an op, such as tensor.clone()";
+                        "read the tensor by an op, such as tensor.clone(); a profiler that begins in the middle of a step "
+                        "needs record_shapes=False";
 
 // Grants access to the keys of a tensor, which PyTorch lets only its own subclasses change.
 template <auto Member>

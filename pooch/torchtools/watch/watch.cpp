@@ -4,6 +4,8 @@
 #include "kernel.h"
 #include "saved.h"
 
+#include <torch/csrc/profiler/orchestration/observer.h>
+
 namespace {
 
 // `use(describe, settings_now, refuse, changed)`: what is called of Python.
@@ -38,11 +40,20 @@ PyObject* is_plain(PyObject*, PyObject* tensor) {
   return PyBool_FromLong(THPVariable_Check(tensor) && watch::is_plain(THPVariable_Unpack(tensor)));
 }
 
+// Whether a profiler records what ops read, with their addresses, before anything else hears of them.
+PyObject* records_inputs(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  const auto* profiler = torch::profiler::impl::ProfilerStateBase::get();
+  return PyBool_FromLong(profiler != nullptr && profiler->config().report_input_shapes);
+  END_HANDLE_TH_ERRORS
+}
+
 PyMethodDef functions[] = {
     {"is_plain", is_plain, METH_O, nullptr},
     {"use", use, METH_VARARGS, nullptr},
     {"is_ordinary", is_ordinary, METH_O, nullptr},
     {"is_watching", is_watching, METH_NOARGS, nullptr},
+    {"records_inputs", records_inputs, METH_NOARGS, nullptr},
     {"is_away", watch::is_away, METH_O, nullptr},
     {"is_marked", watch::is_marked_here, METH_O, nullptr},
     {"unmark", watch::unmark_here, METH_O, nullptr},
