@@ -117,7 +117,9 @@ class PersistentMemory:
         for tensor, kind, what in _parts_of(model):
             self._adopt(tensor, kind, what)
         for parameter in model.parameters():
-            if parameter.requires_grad and parameter.is_leaf and id(parameter) not in self._hooks:
+            hook = self._hooks.get(id(parameter))
+            is_hooked = hook is not None and hook.hooks_dict_ref() is not None  # another one may have had this id
+            if parameter.requires_grad and parameter.is_leaf and not is_hooked:
                 self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(weakly(self.accumulated))
 
     def move_in(self, model: torch.nn.Module) -> None:

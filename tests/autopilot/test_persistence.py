@@ -320,6 +320,25 @@ def streamed() -> Iterator[tuple[nn.Sequential, torch.optim.Optimizer, Auto, lis
 Streamed = tuple[nn.Sequential, torch.optim.Optimizer, Auto, list[bytes]]
 
 
+def test_a_parameter_that_has_the_id_of_one_that_is_gone_is_looked_at_as_well(streamed: Streamed) -> None:
+    model, _, auto, _ = streamed
+    parts, kept = nn.ModuleList(), []
+    seen, again = set[int](), None
+    for _ in range(200):
+        parameter = nn.Parameter(torch.zeros(WIDTH, WIDTH))
+        if id(parameter) in seen:
+            again = parameter
+            break
+        seen.add(id(parameter))
+        kept.append(torch.empty(1))  # so that memory is taken in another order
+        parts.append(nn.ParameterList([parameter]))
+        memory_of(auto).adopt_model(parts)
+        del parts[-1], parameter
+    assert again is not None
+    memory_of(auto).adopt_model(nn.ParameterList([again]))
+    assert again._post_accumulate_grad_hooks
+
+
 def test_a_model_is_saved_one_value_at_a_time(streamed: Streamed, tmp_path: Path) -> None:
     model, optimizer, auto, expected = streamed
     live = auto._driver.evictor.live
