@@ -321,7 +321,7 @@ Streamed = tuple[nn.Sequential, torch.optim.Optimizer, Auto, list[bytes]]
 
 
 def test_a_parameter_that_has_the_id_of_one_that_is_gone_is_looked_at_as_well(streamed: Streamed) -> None:
-    model, _, auto, _ = streamed
+    auto = streamed[2]
     parts, kept = nn.ModuleList(), []
     seen, again = set[int](), None
     for _ in range(200):
