@@ -254,7 +254,7 @@ def _put_aside(auto: Auto, *, counts: bool) -> Iterator[None]:
         persistence.listen(driver._native.steps)
         driver._compiled.begin()
         driver._backward.start()
-        driver.governed.place(driver._surround, driver.here)
+        driver.governed.place(driver._surround, driver.here, driver.compiled_comes)
 
 
 def far_away_times(turns: int) -> list[dict[str, Any]]:

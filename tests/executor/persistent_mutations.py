@@ -38,7 +38,7 @@ _ASKERS = "torchtools/address_askers.py"
 MEMORY = (
     Mutation("what has views is given a home", _MEMORY, "if not why and self._library.tensors_beside(tensor) > 1:", "if False:"),
     Mutation("shared memory is given a home", _MEMORY, '    if storage.device.type == "cpu" and storage.is_shared():\n', "    if False:\n"),
-    Mutation("memory of others is given a home", _MEMORY, "    if not storage.resizable():\n", "    if False:\n"),
+    Mutation("memory of others is given a home", _MEMORY, "    if not (storage.resizable() or is_of_allocator()):\n", "    if False:\n"),
     Mutation("a further tensor on a storage is not watched", _MEMORY, "            if not self._library.is_marked(tensor):\n                self._homes[key].mark(tensor)\n", ""),
     Mutation("what is put on a storage is not watched", _READS, "        if home is not None:\n            home.mark(tensor)\n", ""),
     Mutation("a value that is made anew has another number", _MEMORY, "self._numbers.setdefault(what, len(self._numbers))", "self._numbers.setdefault((what, key), len(self._numbers))"),

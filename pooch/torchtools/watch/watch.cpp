@@ -43,8 +43,8 @@ PyObject* is_plain(PyObject*, PyObject* tensor) {
 // Whether a profiler records what ops read, with their addresses, before anything else hears of them.
 PyObject* records_inputs(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
-  const auto* profiler = torch::profiler::impl::ProfilerStateBase::get();
-  return PyBool_FromLong(profiler != nullptr && profiler->config().report_input_shapes);
+  using namespace torch::profiler::impl;
+  return PyBool_FromLong(profilerEnabled() && getProfilerConfig().report_input_shapes);
   END_HANDLE_TH_ERRORS
 }
 
