@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -875,18 +875,18 @@ def test_a_native_map_does_not_grow_with_storages_that_are_gone() -> None:
 def test_threads_have_regions_of_their_own() -> None:
     """The region of one never shows ops of another."""
     found: list[bool] = []
+    models, rows = [Tanh() for _ in range(3)], torch.rand(64, 32)
+    # Before there are threads: profiling looks at all objects, also at what another thread is just making.
+    plans = [(planned(model, rows), gradients(model, rows)) for model in models]
 
-    def train() -> None:
-        model, rows = Tanh(), torch.rand(64, 32)
-        plan, expected = planned(model, rows), gradients(model, rows)
+    def train(model: nn.Module, plan: pooch.Plan, expected: list[Tensor]) -> None:
         with apply_plan(plan, model) as run:
             for _ in range(5):
                 found.append(equal(gradients(model, rows), expected) and run.stats.mismatches == 0)
 
-    with nullcontext():
-        threads = [threading.Thread(target=train) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
+    threads = [threading.Thread(target=train, args=(model, *known)) for model, known in zip(models, plans, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
     assert found == [True] * 15
