@@ -197,8 +197,8 @@ class GovernedModels:
         self._comes = comes
         for number, model in enumerate(self.living):
             self._place(model, number, surround, here)
-            for compiled in compiled_of(model):
-                self._expect(compiled)
+        for compiled in compiled_of(self.living):
+            self._expect(compiled)
 
     def _expect(self, compiled: torch.nn.Module) -> None:
         if self._comes is not None and vars(compiled).get(PLACE) is None:

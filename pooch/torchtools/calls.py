@@ -12,7 +12,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
@@ -57,7 +57,24 @@ class CallingThread(threading.local):
         return self.call is not None and not self.call.is_left
 
 
-class CallRegion:
+class _Placed:
+    """What stands in the place of a module's calls. Copies of the module, and what is saved of it, are without it."""
+
+    _module: Callable[[], torch.nn.Module | None]
+
+    def __deepcopy__(self, memo: object) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _nothing, ()
+
+    def is_in_place(self) -> bool:
+        """Returns whether calls of the module still go through this."""
+        module = self._module()
+        return module is not None and vars(module).get(PLACE) is self
+
+
+class CallRegion(_Placed):
     """Runs each call of a module, including the module's own hooks, within a region.
 
     Copies of the module do not have the region, and direct calls of `module.forward(...)` bypass it.
@@ -127,17 +144,6 @@ class CallRegion:
     def compiled_outside(self, compiled: torch.nn.Module) -> None:
         """Notes that `torch.compile` has made another module of this one, which calls it."""
 
-    def __deepcopy__(self, memo: object) -> None:
-        return None
-
-    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        return _nothing, ()
-
-    def is_in_place(self) -> bool:
-        """Returns whether calls of the module still go through this region."""
-        module = self._module()
-        return module is not None and vars(module).get(PLACE) is self
-
     def remove(self) -> None:
         """Restores the module's calls, unless something else has taken the place since."""
         module = self._module()
@@ -148,7 +154,7 @@ class CallRegion:
                 vars(module)[PLACE] = self._compiled
 
 
-class FirstCall:
+class FirstCall(_Placed):
     """Stands in the place of a module's calls until something else is put there, which the first call asks for.
 
     Args:
@@ -172,16 +178,10 @@ class FirstCall:
             vars(module)[PLACE] = self
         return module._call_impl(*args, **kwargs)
 
-    def __deepcopy__(self, memo: object) -> None:
-        return None
-
-    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        return _nothing, ()
-
     def remove(self) -> None:
         """Restores the module's calls, unless something else has taken the place since. May be repeated."""
         module = self._module()
-        if module is not None and vars(module).get(PLACE) is self:
+        if module is not None and self.is_in_place():
             del vars(module)[PLACE]
 
 
@@ -235,13 +235,14 @@ COMPILED_LATER = StandIns(
 )
 
 
-def compiled_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Returns what `torch.compile` has made of a model so far, and what is still there of it."""
+def compiled_of(models: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Returns what `torch.compile` has made of some models so far, and what is still there of it."""
     dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # loaded by any program that compiles
     if dynamo is None:
         return []
     wrappers = [each for each in gc.get_objects() if type(each) is dynamo.OptimizedModule]
-    return [each for each in wrappers if vars(each).get("_modules", {}).get("_orig_mod") is model]
+    made_of = [(each, vars(each).get("_modules", {}).get("_orig_mod")) for each in wrappers]
+    return [wrapper for wrapper, original in made_of if any(original is model for model in models)]
 
 
 @contextmanager
