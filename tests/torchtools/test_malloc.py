@@ -57,20 +57,26 @@ SMALL = """
 import sys
 import torch
 from pooch.executor.engines.cpu import CpuEngine
+from pooch.ground.process_limits import is_limited
+from pooch.torchtools.malloc import _foreign
 
-def heap_mib():
+def heap_bytes():
     sizes = [line.split() for line in open("/proc/self/maps") if line.endswith("[heap]\\n")]
-    return sum(int(end, 16) - int(start, 16) for start, end in (each[0].split("-") for each in sizes)) // 2**20
+    return sum(int(end, 16) - int(start, 16) for start, end in (each[0].split("-") for each in sizes))
 
 def blocks(mib):
     return [torch.ones(2**14) for _ in range(16 * mib)]  # of which glibc returns what is at the end
 
 def returned_mib(mib):
     taken = blocks(mib)
-    full = heap_mib()
+    full = heap_bytes()
     taken.clear()
-    return full - heap_mib()
+    return (full - heap_bytes()) // 2**20
 
+assert not is_limited() and _foreign() is None, (is_limited(), _foreign())
+holes, before = [], heap_bytes()
+while heap_bytes() < before + 2**20:  # imports left them: what is taken from here on lies at the end
+    holes += blocks(1)
 if sys.argv[2] == "with a hole":
     torch.ones(5 * 2**20)  # glibc keeps 40 MiB at the end from here on
     below = blocks(40)
@@ -78,7 +84,7 @@ if sys.argv[2] == "with a hole":
     below.clear()  # which serves a request for 32 MiB
 if sys.argv[1] == "governed":
     CpuEngine()
-print(*(returned_mib(42 if sys.argv[2] == "small" else 90) for _ in range(8)))
+print(*(returned_mib(42 if sys.argv[2] == "small" else 92) for _ in range(8)))
 """
 
 
@@ -92,10 +98,12 @@ def test_what_governed_steps_free_in_small_blocks_is_kept_for_the_next_ones(way:
     """Each MiB that is returned takes 256 page faults when it is taken again."""
     command = [sys.executable, "-c", SMALL, way, heap]
     environment = child_environment(GLIBC_TUNABLES=KEEPS_NO_SMALL_BLOCKS)
+    settings = {name: value for name, value in environment.items() if name.startswith("MALLOC_")}
+    assert not settings, f"glibc's thresholds stay where any of them is set: {settings}"
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     returned_mib = list(map(int, done.stdout.split()))
-    assert returned_mib == [0] * 8 if way == "governed" else min(returned_mib) >= 40, returned_mib
+    assert returned_mib == [0] * 8 if way == "governed" else min(returned_mib) >= 39, returned_mib
 
 
 def test_where_it_cannot_be_done_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
