@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 
 from ..executor.slices import TEMPORARIES, known_moments
+from ..ground.live_objects import live_objects
 from ..torchtools.tensors import find_tensors, tensor_bytes
 
 
@@ -32,7 +32,7 @@ class OptimizerStates:
         """
         found = [optimizer for optimizer in (each() for each in self._given) if optimizer is not None]
         if not found and not self._attached:
-            found = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+            found = live_objects(torch.optim.Optimizer)
         return [each for each in found if any(id(tensor) in parameters for tensor in find_tensors(each.param_groups))]
 
     def bytes_of(self, trained: Sequence[torch.nn.Parameter]) -> int:

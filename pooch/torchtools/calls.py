@@ -8,7 +8,6 @@ there, and puts it back.
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 import threading
 import weakref
@@ -19,6 +18,7 @@ from typing import Any, Literal
 import torch
 
 from ..ground.errors import UsageError
+from ..ground.live_objects import live_objects
 from .stand_ins import Place, StandIns
 
 PLACE = "_compiled_call_impl"
@@ -240,7 +240,7 @@ def compiled_of(models: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
     dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # loaded by any program that compiles
     if dynamo is None:
         return []
-    wrappers = [each for each in gc.get_objects() if type(each) is dynamo.OptimizedModule]
+    wrappers = live_objects(dynamo.OptimizedModule)
     made_of = [(each, vars(each).get("_modules", {}).get("_orig_mod")) for each in wrappers]
     return [wrapper for wrapper, original in made_of if any(original is model for model in models)]
 

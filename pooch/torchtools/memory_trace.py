@@ -22,6 +22,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.profiler import ProfilerActivity
 
 from ..ground.errors import ProfileError
+from ..ground.live_objects import live_objects
 from . import accelerators
 from .cpu_allocator.tracing import ThreadTraces, traces_here
 from .profiler_log import quiet_allocator, quiet_start
@@ -255,13 +256,8 @@ def live_tensors() -> list[torch.Tensor]:
     """Returns all tensors in CPU memory that the interpreter tracks."""
     found: list[torch.Tensor] = []
     reads_gradients = is_alone()
-    kinds: dict[type, bool] = {}  # asking it of each of some hundred thousand objects would take most of the time
-    for candidate in gc.get_objects():
-        kind = type(candidate)
-        is_tensor = kinds.get(kind)
-        if is_tensor is None:
-            is_tensor = kinds[kind] = _has_memory(kind)
-        if is_tensor and candidate.device.type == "cpu" and not _is_wrapped(candidate):
+    for candidate in live_objects(torch.Tensor):
+        if _has_memory(type(candidate)) and candidate.device.type == "cpu" and not _is_wrapped(candidate):
             found.append(candidate)
             # Another thread may be training with it, and PyTorch ends the process if its gradient is read then.
             if reads_gradients and candidate.is_leaf and candidate.grad is not None:
@@ -273,10 +269,10 @@ _is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor  # by `torch.
 
 
 def _has_memory(kind: type) -> bool:
-    """Returns whether objects of a type are tensors that have memory.
+    """Returns whether tensors of a type have memory.
 
     torch.export leaves fake tensors behind, which name a device but have no memory there and may have no size. A
     parameter of a lazy module has none yet either, and refuses nearly everything.
     """
     without = (FakeTensor, UninitializedParameter, UninitializedBuffer)
-    return issubclass(kind, torch.Tensor) and not issubclass(kind, without)
+    return not issubclass(kind, without)

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ...ground.live_objects import live_objects
 from ...torchtools.module_attributes import put_back
 from ...torchtools.tensors import fakes_are_plain_with, map_tensors, storage_bytes
 from ...torchtools.training_state import random_state_kept
@@ -62,7 +63,7 @@ class FakeWorld:
     def live_bytes(self) -> int:
         """Returns the bytes of the distinct storages of all live fake tensors of this world."""
         gc.collect()
-        found = [each for each in gc.get_objects() if issubclass(type(each), FakeTensor) and self.owns(each)]
+        found = [each for each in live_objects(FakeTensor) if self.owns(each)]
         return storage_bytes(found)
 
     def owns(self, tensor: torch.Tensor) -> bool:

@@ -1,0 +1,99 @@
+"""Objects are found by their type, and none but those is held where another thread can run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pooch.autopilot.optimizer_states import OptimizerStates
+from pooch.ground.live_objects import live_objects
+from pooch.profiler.fake.world import FakeWorld
+from pooch.torchtools.calls import compiled_of
+from pooch.torchtools.memory_trace import live_tensors
+
+
+class Kind:
+    def __init__(self) -> None:
+        self.itself = self  # so that it is tracked
+
+
+class Derived(Kind): ...
+
+
+class Odd(type):
+    """Makes classes that have no hash."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class OfAnOddOne(Derived, metaclass=Odd): ...
+
+
+class Claims:
+    """Passes for another class, and notes each time that this is asked for."""
+
+    asked: list[str]
+
+    def __init__(self) -> None:
+        self.asked = []
+
+    @property
+    def __class__(self) -> Any:
+        self.asked.append("class")
+        return Kind
+
+
+def test_all_of_a_type_and_of_types_derived_from_it_are_found() -> None:
+    there = [Kind(), Derived(), OfAnOddOne()]
+    other = Claims()
+    assert {id(each) for each in live_objects(Kind)} == {id(each) for each in there}
+    assert {id(each) for each in live_objects(Derived)} == {id(each) for each in there[1:]}
+    assert other.asked == []
+
+
+def optimizers_of(model: nn.Module) -> list[torch.optim.Optimizer]:
+    return OptimizerStates(None, ()).optimizers_of(set(map(id, model.parameters())))
+
+
+def fake_bytes(model: nn.Module) -> int:
+    world = FakeWorld()
+    fake = world.as_fake(torch.ones(3))
+    return world.live_bytes() * fake.numel()
+
+
+WALKS: dict[str, Callable[[nn.Module], Any]] = {
+    "tensors": lambda model: live_tensors(),
+    "fake tensors": fake_bytes,
+    "optimizers": optimizers_of,
+    "compiled models": lambda model: compiled_of([model]),
+}
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_no_other_object_is_held_where_threads_can_switch(walk: str) -> None:
+    """Python switches between threads before an operation of Python code only, so counts are taken there."""
+    model = nn.Linear(2, 2)
+    optimizer, compiled = torch.optim.SGD(model.parameters()), torch.compile(model, backend="eager")
+    other, counts = [object()], []  # such as the tuple that another thread is just filling
+
+    def look(frame: FrameType, event: str, argument: Any) -> Any:
+        frame.f_trace_opcodes = True
+        counts.append(sys.getrefcount(other))
+        return look
+
+    before, traced = sys.getrefcount(other), sys.gettrace()
+    sys.settrace(look)
+    try:
+        found = WALKS[walk](model)
+    finally:
+        sys.settrace(traced)
+    assert found
+    assert len(counts) > 20
+    assert set(counts) == {before}
+    del optimizer, compiled
