@@ -17,8 +17,9 @@ from ..executor.own_work import OWN_WORK
 from ..executor.statistics import RunStats
 from ..executor.step import Step
 from ..ground.errors import TierError, UsageError
+from ..ground.weakly import weakly
 from ..ir import Profile
-from ..machine.account import LiveBytes, weakly
+from ..machine.account import LiveBytes
 from ..profiler.live import needs_profiler
 from ..profiler.step import is_profiling
 from ..torchtools.calls import CallContext

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..machine.account import weakly
+from ..ground.weakly import weakly
 from ..torchtools.tensors import find_tensors, storage_bytes
 
 

@@ -22,7 +22,7 @@ from ..executor.slices import MOST_MOMENTS, TEMPORARIES, known_moments
 from ..executor.tier import rounded_bytes
 from ..ground.errors import InfeasibleTier, UsageError
 from ..ground.units import format_bytes
-from ..machine.account import weakly
+from ..ground.weakly import weakly
 from ..machine.persistent import Kind, Moved
 from ..torchtools.calls import compiled_part
 from ..torchtools.optimizer_slices import OptimizerSlices

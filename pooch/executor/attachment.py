@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..machine.account import weakly
+from ..ground.weakly import weakly
 from ..torchtools.calls import CallContext, CallingThread, CallRegion, Region, refuse_compiled
 from ..torchtools.tensors import version_of
 

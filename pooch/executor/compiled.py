@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ..ground.weakly import weakly
 from ..ir.plan import GRAPH, ExpectedOp
-from ..machine.account import weakly
 from ..torchtools.accelerators import has_streams
 from ..torchtools.standing_aside import COMPILED, CompiledCalls, compiled_name
 from ..torchtools.tensors import can_be_dropped, fingerprint, storage_of

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..ground.errors import TierError, UsageError
-from ..machine.account import weakly
+from ..ground.weakly import weakly
 from ..machine.persistent import Kind, PersistentPlace, PersistentValue, PersistentValues
 from ..machine.values import Owner, Place
 from ..torchtools.accelerators import has_streams

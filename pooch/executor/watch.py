@@ -15,8 +15,8 @@ from functools import partial
 
 import torch
 
+from ..ground.weakly import weakly
 from ..ir import Plan
-from ..machine.account import weakly
 from ..torchtools import accelerators
 from ..torchtools.checksums import CHECKSUM_BYTES
 from ..torchtools.memory_trace import live_bytes

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Protocol
 
-Given = ParamSpec("Given")
-Returned = TypeVar("Returned")
 MakeRoom = Callable[[int], None]
-
-
-def weakly(method: Callable[Given, Returned]) -> Callable[Given, Returned | None]:
-    """Return a method without keeping its object alive: it does nothing, and returns None, once that is gone."""
-    bound = weakref.WeakMethod(method)
-
-    def call(*args: Given.args, **kwargs: Given.kwargs) -> Returned | None:
-        alive = bound()
-        return None if alive is None else alive(*args, **kwargs)
-
-    return call
 
 
 class LiveBytes(Protocol):

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Protocol
 
-from .account import LiveBytes, weakly
+from ..ground.weakly import weakly
+from .account import LiveBytes
 from .away import Away
 from .candidates import Candidates, ranked
 from .eviction import OURS, EvictionPolicy, distance, ours
@@ -85,8 +86,7 @@ class Pressure:
         self._writing: dict[Value, None] = {}  # ahead of need
         self._reading: dict[Value, None] = {}
         self._look_at = 0  # the number of saves from which on `write_ahead` looks again
-        self._start_bytes = 0
-        self._most_higher_bytes = 0
+        self._start_bytes = self._most_higher_bytes = 0
         self._last_look_bytes = 0  # live bytes after the last look of the step
         self._share: float | None = None
         self._keeping: weakref.WeakSet[Keeper] = weakref.WeakSet()
