@@ -495,12 +495,21 @@ class StepDriver:
         if builds_graph and running.is_open:
             running.is_in_backward = False
         else:
+            was_known = self.budget.size_bytes is not None
             self._end(is_complete)
+            if is_complete and not was_known:
+                self._look_at_first_optimizer_step()
             self._standstill.pass_by(is_in_step=False)
             if self._are_uncalled:
                 self._uncalled.expect()
         if is_complete:  # else its own error goes first
             self._raise_failure()
+
+    def _look_at_first_optimizer_step(self) -> None:
+        """Have what outlives steps leave if the optimizer would pass a share that has become known just before it."""
+        budget_bytes = self.budget.size_bytes
+        if budget_bytes is not None and is_alone():
+            self._persistence.share_is_known(self.governed.living, budget_bytes, self.budget.share)
 
     def _ended_uncalled(self) -> None:
         """Expect the next step without a call, if a backward pass that is over shows that there is none."""

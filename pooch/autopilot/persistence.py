@@ -244,6 +244,22 @@ class Persistence:
             )
         return self.memory is None
 
+    def share_is_known(self, models: Sequence[torch.nn.Module], budget_bytes: int, share: float) -> None:
+        """Have things leave from the optimizer's first step on if it would pass a budget that is known only now.
+
+        Args:
+            models: The models that are trained.
+            budget_bytes: The share of what the first step took, in which the optimizer's state was not there yet.
+            share: The share, which that state will have as well.
+        """
+        if self.memory is not None or self._has_to_stay():
+            return
+        expected_bytes = budget_bytes + int(share * self.states.bytes_to_come(models))
+        if self._is_needed(models, expected_bytes) and (memory := self._begin(models, expected_bytes)) is not None:
+            memory.begin_step(models)
+            self._attach(models, memory)
+            memory.make_room()
+
     def let_state_leave_now(self) -> bool:
         """Have the optimizers' state leave in the middle of a step, as nothing else can; return whether there is any.
 
@@ -325,16 +341,18 @@ class Persistence:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         here_bytes = sum(parameter.nbytes for parameter in parameters)
         needed_bytes = here_bytes + sum(parameter.nbytes for parameter in trained if gradient_of(parameter) is None)
-        beside_bytes = self._room_bytes(here_bytes) or self._room_bytes(here_bytes + self.states.bytes_of(trained))
+        beside_bytes = self._room_bytes(here_bytes, budget_bytes)
+        beside_bytes = beside_bytes or self._room_bytes(here_bytes + self.states.bytes_of(trained), budget_bytes)
         room_bytes = int(TIGHT_SHARE * (beside_bytes or budget_bytes))
         most_bytes = (MOST_MOMENTS + TEMPORARIES) * sum(parameter.nbytes for parameter in trained)
         if not needed_bytes <= room_bytes < needed_bytes + most_bytes:
             return needed_bytes > room_bytes
         return needed_bytes + self.states.stepping_bytes(trained) > room_bytes
 
-    def _room_bytes(self, here_bytes: int) -> int:
-        """What of the budget is not taken by other things than what may leave, of which so much is here."""
-        return max(0, self._evictor.budget_bytes - max(0, self._evictor.live.now() - here_bytes))
+    def _room_bytes(self, here_bytes: int, budget_bytes: int | None = None) -> int:
+        """What of a budget is not taken by other things than what may leave, of which so much is here."""
+        budget_bytes = self._evictor.budget_bytes if budget_bytes is None else budget_bytes
+        return max(0, budget_bytes - max(0, self._evictor.live.now() - here_bytes))
 
     def _begin(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> PersistentMemory | None:
         if self.has_compiled or any(compiled_part(model) is not None for model in models):

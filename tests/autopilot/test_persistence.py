@@ -183,6 +183,48 @@ def test_the_first_step_of_an_optimizer_that_was_not_given_holds_the_budget() ->
 
 
 @pytest.mark.parametrize("is_given", [True, False])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_the_first_step_of_an_optimizer_holds_a_share_that_the_step_before_it_made_known(
+    is_given: bool, passes: int
+) -> None:
+    """Half of what a step takes that has no activations: moments come that take as much as all there was before."""
+
+    def trained(share: str | None) -> list[bytes]:
+        model = network()
+        optimizer = adamw(model)
+        with contextlib.ExitStack() as stack:
+            if share is not None:
+                governed = pooch.auto(model, share, optimizer if is_given else None, tell=lambda _: None)
+                auto = stack.enter_context(governed)
+            torch.manual_seed(1)
+            for _ in range(STEPS):
+                for _ in range(passes):
+                    model(torch.randn(8, WIDTH)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            if share is not None:
+                driver = auto._driver
+                assert driver.budget.size_bytes is not None
+                assert driver.counters.between_peak_bytes <= driver.budget.size_bytes
+                assert memory_of(auto).values.moved.out_bytes["state"] > 0
+            return everything(model, optimizer)
+
+    assert trained("60%") == trained(None)
+
+
+def test_state_that_fits_into_a_share_stays() -> None:
+    model = network()
+    optimizer = adamw(model)
+    with pooch.auto(model, "98%", optimizer, tell=lambda _: None) as auto:
+        for _ in range(STEPS):
+            model(torch.randn(2**12, WIDTH)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert auto._driver._persistence.memory is None
+        assert auto._driver.counters.between_peak_bytes <= (auto._driver.budget.size_bytes or 0)
+
+
+@pytest.mark.parametrize("is_given", [True, False])
 def test_what_an_optimizer_needs_beside_its_state_counts_from_its_first_step_on(is_given: bool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 2**15), nn.Linear(2**15, 16))  # two parameters have most of the bytes
