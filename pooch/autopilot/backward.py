@@ -30,10 +30,14 @@ class _Running(threading.local):
     Attributes:
         depth: Number of backward passes, one within the other.
         device: Where what the outermost one began with lies.
+        afterwards: What is to be called once the outermost one is over.
     """
 
     depth = 0
     device: torch.device | None = None
+
+    def __init__(self) -> None:
+        self.afterwards: list[Callable[[], object]] = []
 
 
 RUNNING = _Running()
@@ -75,6 +79,11 @@ class BackwardWatch:
     def is_running() -> bool:
         """Whether the calling thread runs a backward pass."""
         return RUNNING.depth > 0
+
+    @staticmethod
+    def after(undo: Callable[[], object]) -> None:
+        """Have something called once the backward pass that the calling thread runs is over."""
+        RUNNING.afterwards.append(undo)
 
     def tell_begin(self, builds_graph: bool) -> None:
         """Tell of the begin of a backward pass."""
@@ -146,6 +155,8 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
             return result
         finally:
             running.depth = depth
+            while not depth and running.afterwards:
+                running.afterwards.pop()()
             for listener in listeners:
                 listener.tell_end(finished, builds_graph)
 

@@ -12,8 +12,10 @@ from ..executor.evictor import Evictor
 from ..executor.step import Step
 from ..torchtools.endings import end_with
 from ..torchtools.mode_stacks import LooseStack
+from ..torchtools.outside import changed_in_place
 from ..torchtools.raw_looks import RawLooks
 from ..torchtools.standing_aside import StepHooks
+from .backward import BackwardWatch
 from .stacks import has_own_hooks, hooks_are_allowed
 
 
@@ -27,9 +29,12 @@ class _Saving:
     def __init__(self, evictor: Evictor) -> None:
         self._evictor = evictor
         self._step: Step | None = None
+        self.is_over = False  # whether the budget is held no more
 
     def pack(self, tensor: torch.Tensor) -> object:
         """Return what autograd holds in place of a tensor that it saves."""
+        if self.is_over:
+            return tensor, tensor._version
         step = self._step
         if step is None:
             step = self._step = Step(self._evictor, replays=False)
@@ -39,6 +44,11 @@ class _Saving:
 
     def unpack(self, packed: object) -> torch.Tensor:
         """Return the tensor that autograd reads."""
+        if isinstance(packed, tuple):
+            tensor: torch.Tensor = packed[0]
+            if tensor._version != packed[1]:
+                raise changed_in_place(tensor.type(), list(tensor.shape))
+            return tensor
         assert self._step is not None, "it has packed it"
         return self._step.unpack(packed)
 
@@ -71,5 +81,13 @@ class BackwardGraphs:
         self._in_place.enter_context(RawLooks(None, saving.data_assigned))
 
     def close(self) -> None:
-        """Take it away. May be repeated. What autograd holds for longer can be read."""
-        self._in_place.close()
+        """Take it away. May be repeated. What autograd holds for longer can be read.
+
+        In the middle of the pass, as where a hook of the program removes the budget, it does nothing from now on and is
+        taken away after it: autograd puts the stack of hooks back as it was when the pass began.
+        """
+        if BackwardWatch.is_running():
+            self._saving.is_over = True
+            BackwardWatch.after(self.close)  # which keeps this until then
+        else:
+            self._in_place.close()

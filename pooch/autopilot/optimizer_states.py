@@ -17,23 +17,46 @@ class OptimizerStates:
 
     Args:
         given: The optimizer of the models, or None: those that are there are looked for.
-        attached: Optimizers that were found. As long as there are any, none are looked for.
+        attached: Optimizers that were found. As long as there are any, others are looked for only where models are new.
     """
 
     def __init__(self, given: torch.optim.Optimizer | None, attached: Collection[torch.optim.Optimizer]) -> None:
         self._given = [] if given is None else [weakref.ref(given)]
         self._attached = attached
         self._seen = self._given  # what was found the last time that state to come was asked for
+        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # without being attached
+        self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models whose optimizers were looked for
+        self._states: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # ids
 
-    def optimizers_of(self, parameters: set[int]) -> list[torch.optim.Optimizer]:
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer has made a step, as one that was made after the others were found."""
+        if optimizer not in self._attached:
+            self._stepped.add(optimizer)
+
+    def is_other(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer's state is another one than when this was last asked, as where one was loaded."""
+        last_one, this_one = self._states.get(optimizer), id(optimizer.state)
+        self._states[optimizer] = this_one
+        return last_one not in (None, this_one)
+
+    def to_attach(self, models: Sequence[torch.nn.Module]) -> list[torch.optim.Optimizer]:
+        """Return the optimizers of some models that are not attached, as far as they are found."""
+        are_new = any(model not in self._known for model in models)
+        self._known.update(models)
+        parameters = {id(each) for each in parameters_of(models)}
+        found = [*self.optimizers_of(parameters, look=are_new), *_that_step(parameters, list(self._stepped))]
+        self._stepped.clear()
+        return [each for each in dict.fromkeys(found) if each not in self._attached]
+
+    def optimizers_of(self, parameters: set[int], *, look: bool = False) -> list[torch.optim.Optimizer]:
         """Return the optimizers of some parameters, whose ids are given.
 
-        All objects are looked through until there are any, which takes long.
+        All objects are looked through until there are any, which takes long, or where that is asked for.
         """
         found = [optimizer for optimizer in (each() for each in self._given) if optimizer is not None]
-        if not found and not self._attached:
+        if not found and (look or not self._attached):
             found = live_objects(torch.optim.Optimizer)
-        return [each for each in found if any(id(tensor) in parameters for tensor in find_tensors(each.param_groups))]
+        return _that_step(parameters, found)
 
     def bytes_of(self, trained: Sequence[torch.nn.Parameter]) -> int:
         """Return how much state the optimizer that was given has for some parameters."""
@@ -65,6 +88,10 @@ class OptimizerStates:
             for parameter in (each for group in optimizer.param_groups for each in group["params"]):
                 if id(parameter) in numbers:
                     yield parameter, 0 if parameter in optimizer.state else moments * parameter.nbytes
+
+
+def _that_step(parameters: set[int], optimizers: list[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    return [each for each in optimizers if any(id(tensor) in parameters for tensor in find_tensors(each.param_groups))]
 
 
 def parameters_of(models: Iterable[torch.nn.Module]) -> list[torch.nn.Parameter]:

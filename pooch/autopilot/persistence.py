@@ -10,7 +10,7 @@ import math
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -110,6 +110,8 @@ class Persistence:
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note that an optimizer has made a step, with as much state as it will have."""
         self._has_missed = self._has_missed or (self._evictor.missing_bytes > 0 and not self._has_passed_by)
+        if self.memory is not None:
+            self.states.stepped(optimizer)
         if self._unseen:
             self._tell_of_unseen(optimizer)
 
@@ -400,12 +402,9 @@ class Persistence:
         self._say(str(error))
         return None
 
-    def _attach(self, models: Iterable[torch.nn.Module], memory: PersistentMemory) -> None:
+    def _attach(self, models: Sequence[torch.nn.Module], memory: PersistentMemory) -> None:
         """Have the optimizers of the models step in slices."""
-        trained = {id(parameter) for model in models for parameter in model.parameters()}
-        for optimizer in self.states.optimizers_of(trained):
-            if optimizer in self._slices:
-                continue
+        for optimizer in self.states.to_attach(models):
             memory.adopt_state(optimizer, list(optimizer.state))
             around = _around(weakref.ref(memory), weakref.ref(optimizer))
             try:
@@ -414,6 +413,8 @@ class Persistence:
             except UsageError:
                 continue  # it hands its steps to another one, which is found as well
             self._slices[optimizer] = slices
+        for optimizer in [each for each in self._slices if self.states.is_other(each)]:
+            memory.adopt_state(optimizer, list(optimizer.state))
 
     def moved(self) -> tuple[MovedKind, ...]:
         """Return what was copied so far."""

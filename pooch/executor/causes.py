@@ -15,6 +15,7 @@ from ..torchtools.module_changes import ModuleChanges
 from ..torchtools.tensors import gradient_of, storage_bytes
 
 AGAIN = "profile and plan again"
+_Place = tuple[weakref.ref[torch.nn.Module], str]  # of a parameter: a module, and its name there
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +160,26 @@ class ParameterWatch:
         self._trainable_at_first = {name: p.requires_grad for name, p in model.named_parameters()}
         self._causes: tuple[Cause, ...] = ()
         self.changes = ModuleChanges()
+        # Where the parameters are: PyTorch refuses to swap tensors that have weak references.
+        self._parameters: list[_Place] = []
+        self._frozen: list[_Place] = []
         self._remember(model)
 
     def _remember(self, model: torch.nn.Module) -> None:
         self._seen = self.changes.given.count
-        named, before = dict(model.named_parameters()), self._trainable_at_first
-        self._parameters = [weakref.ref(parameter) for parameter in named.values()]
-        self._frozen = [weakref.ref(parameter) for name, parameter in named.items() if not before.get(name, True)]
+        before, self._parameters, self._frozen = self._trainable_at_first, [], []
+        seen: set[int] = set()
+        for path, module in model.named_modules():
+            for name, parameter in module.named_parameters(path, recurse=False):
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    self._parameters.append(place := (weakref.ref(module), name.rpartition(".")[2]))
+                    if not before.get(name, True):
+                        self._frozen.append(place)
         self._flags = self._flags_now()
 
     def _flags_now(self) -> list[bool]:
-        return [p.requires_grad for p in (each() for each in self._frozen) if p is not None]
+        return [p.requires_grad for p in map(_at, self._frozen) if p is not None]
 
     def causes(self) -> tuple[Cause, ...]:
         """Return what differs from when the plan was applied."""
@@ -185,8 +195,8 @@ class ParameterWatch:
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients that are alive."""
         found = []
-        for reference in self._parameters:  # of every step: a generator takes twice as long
-            parameter = reference()
+        for place in self._parameters:  # of every step: a generator takes twice as long
+            parameter = _at(place)
             if parameter is not None and (gradient := gradient_of(parameter)) is not None:
                 found.append(gradient)
         return found
@@ -201,6 +211,12 @@ class ParameterWatch:
         if added:
             text = f"{_named(added)} of {_size(added)} joined the model after the plan was made"
             yield Cause("parameters", text, AGAIN)
+
+
+def _at(place: _Place) -> torch.nn.Parameter | None:
+    """The parameter of that name that a module has now."""
+    module = place[0]()
+    return None if module is None else getattr(module, place[1], None)
 
 
 def _named(parameters: dict[str, torch.nn.Parameter]) -> str:

@@ -50,7 +50,8 @@ class CountedBytes(LiveBytes):
         self.addresses = tuple(ctypes.addressof(each) for each in (self._live, self._peak, self._missed))
         user = object()
         self._remove = end_with(self, allocator.remove, user)
-        self._earlier: list[tuple[weakref.ref[torch.Tensor], int]] = []  # what was counted, and where it was
+        # What was counted, and where it was. PyTorch swaps no tensors that have weak references: these are of storages.
+        self._earlier: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
         self._earlier_bytes = 0
         self._counted_at: set[int] | None = set()  # the addresses of what was counted; None: they are not known
         self._make_room: MakeRoom | None = None
@@ -73,10 +74,10 @@ class CountedBytes(LiveBytes):
         if if_less and all(_is_where_it_was(*each) for each in self._earlier):
             return
         found = {storage_key(tensor): tensor for tensor in live_tensors() if has_plain_storage(tensor)}
-        there = [(tensor, storage_of(tensor)) for key, tensor in found.items() if not is_away(key)]
-        unknown = [each for each in there if not self._allocator.knows(address_of(each[1]))]
-        self._earlier = [(weakref.ref(tensor), address_of(storage)) for tensor, storage in unknown]
-        self._earlier_bytes = sum(storage.nbytes() for _, storage in unknown)
+        there = [storage_of(tensor) for key, tensor in found.items() if not is_away(key)]
+        unknown = [storage for storage in there if not self._allocator.knows(address_of(storage))]
+        self._earlier = [(weakref.ref(storage), address_of(storage)) for storage in unknown]
+        self._earlier_bytes = sum(storage.nbytes() for storage in unknown)
         self._counted_at = {address for _, address in self._earlier}
 
     def now(self) -> int:
@@ -155,10 +156,10 @@ class CountedBytes(LiveBytes):
             self._remove()
 
 
-def _is_where_it_was(reference: weakref.ref[torch.Tensor], pointer: int) -> bool:
-    """Whether a tensor is alive and has the memory that it had. It may have been given other data."""
-    tensor = reference()
-    return tensor is not None and address_of(storage_of(tensor)) == pointer
+def _is_where_it_was(reference: weakref.ref[torch.UntypedStorage], pointer: int) -> bool:
+    """Whether a storage is alive and has the memory that it had. It may have been given other memory."""
+    storage = reference()
+    return storage is not None and address_of(storage) == pointer
 
 
 class DeviceBytes(LiveBytes):

@@ -199,3 +199,16 @@ def test_what_a_backward_pass_has_saved_can_be_read_after_it() -> None:
             hidden.register_hook(keep)
             hidden.square().mean().backward()
             graphs.pop().backward()
+
+
+def test_a_budget_that_a_hook_removes_in_a_backward_pass_leaves_nothing_in_place() -> None:
+    """Autograd puts the stack of saved tensor hooks back once the pass is over, whatever was taken off it in a hook."""
+    model = Checkpointed()
+    auto = pooch.auto(model, BUDGET_BYTES, tell=lambda _: None)
+    for number in range(2):
+        hidden = model(torch.randn(ROWS, WIDTH))
+        if number:
+            hidden.register_hook(lambda _: auto.remove())
+        hidden.square().mean().backward()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    model(torch.randn(ROWS, WIDTH)).square().mean().backward()

@@ -730,3 +730,13 @@ def test_what_is_watched_is_not_held() -> None:
     gc.collect()
     watch.causes()
     assert watch.gradients() == []
+
+
+def test_what_is_watched_can_be_swapped_with_other_tensors() -> None:
+    """PyTorch refuses to swap tensors that have weak references."""
+    model, other = Deep(), nn.Parameter(torch.zeros(256, 256))
+    watch = ParameterWatch(model)
+    other.grad = torch.ones(256, 256)
+    torch.utils.swap_tensors(model.layers[0].weight, other)
+    assert len(watch.gradients()) == 1
+    assert watch.causes() == ()

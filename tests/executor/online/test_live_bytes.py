@@ -78,6 +78,17 @@ def test_what_was_counted_is_counted_again_where_some_of_it_is_gone(gone: str, m
     counter.close()
 
 
+def test_what_was_counted_can_be_swapped_with_other_tensors() -> None:
+    """PyTorch refuses to swap tensors that have weak references, as some libraries do with a model's parameters."""
+    if the_allocator().is_in_use:
+        pytest.skip("something counts already")
+    one, other = torch.nn.Parameter(torch.zeros(1000)), torch.nn.Parameter(torch.ones(1000))
+    counter = live_bytes.live_bytes_of(torch.device("cpu"))
+    torch.utils.swap_tensors(one, other)
+    assert one.sum() == 1000
+    counter.close()
+
+
 def test_what_came_past_the_allocator_since_it_was_counted_does_not_count_below_zero() -> None:
     """Storages that Python makes, as in copies and pickles, are no allocations of the allocator in place."""
     if the_allocator().is_in_use:
