@@ -25,11 +25,13 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
 def error_text(error: BaseException, otherwise: str = "") -> str:
     """Return what a library says of a failure, which may be long, in one line of at most 300 characters.
 
+    It is a part of a sentence, so it loses the point at its end.
+
     Args:
         error: the failure.
         otherwise: what to return for an error without a message.
     """
-    return " ".join(str(error).split())[:300] or otherwise
+    return " ".join(str(error).split())[:300].removesuffix(".") or otherwise
 
 
 def slower(ratio: float) -> str:
