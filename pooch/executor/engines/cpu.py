@@ -97,6 +97,23 @@ class CpuTicket:
             self._done.set()
 
 
+class _Refused:
+    """A copy to a file of the parent's that a forked process would have made: what was to leave stays."""
+
+    copy_ms, moved_bytes = None, 0
+
+    def __init__(self) -> None:
+        self.error = TierError("a forked process does not write to its parent's files", "fork")
+
+    def is_done(self) -> bool:
+        """Return True: it does not begin."""
+        return True
+
+    def wait(self) -> float:
+        """Return at once."""
+        return 0.0
+
+
 class CopyRoom(Protocol):
     """Room in one file."""
 
@@ -225,11 +242,11 @@ _HERE = nullcontext()
 class CpuArena:
     """Room in one spill file, or none at all, used through the engine's copy thread."""
 
-    __slots__ = ("__weakref__", "_engine", "_file", "_next_look", "_purpose", "_room", "_under_way")
+    __slots__ = ("__weakref__", "_engine", "_file", "_next_look", "_process", "_purpose", "_room", "_under_way")
     clock = None
 
     def __init__(self, engine: CpuEngine, file: SpillFile | None, purpose: Purpose) -> None:
-        self._engine = engine
+        self._engine, self._process = engine, os.getpid()
         self._file, self._purpose = file, purpose
         self._room = None if file is None else engine.copier.room(file, file.descriptor, engine.check)
         self._under_way: dict[int, Ticket] = {}  # the last copy of each storage
@@ -247,7 +264,9 @@ class CpuArena:
         """Do nothing, since the CPU has no streams."""
 
     def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> Ticket:
-        """Start copying a storage to the file."""
+        """Start copying a storage to the file, if it is not that of a parent, who would read what a fork has written."""
+        if os.getpid() != self._process:
+            return _Refused()
         assert self._room is not None, "the arena is closed, or has no room"
         with copy_range(True, storage):
             return self._started(self._room.copy_out(storage, offset_bytes), storage)
