@@ -26,7 +26,7 @@ from ...ground.errors import TierError, first_line
 from ...ground.units import round_up
 from ...machine.values import Ticket
 from ...torchtools import copier, moving_memory
-from ...torchtools.copier import has_died
+from ...torchtools.copier import CHANGED, has_died
 from ...torchtools.endings import end_with
 from ...torchtools.malloc import raise_thresholds
 from ...torchtools.moving_memory import memory_moves
@@ -331,7 +331,7 @@ class CpuEngine:
         self.check = check
         self._directory = SpillDirectory.of(directory)
         self.room = TierRoom()
-        self.health = TierHealth(self._directory.name, self._directory.another, partial(_explained, self._directory))
+        self.health = TierHealth(self._directory.name, self._directory.another, partial(_explained, self._directory, os.getpid()))
         self._free = FreeRoom[SpillFile]()
         # By running steps. Those alone hold them: what an interrupt has kept from ending must not keep its file.
         self._in_use: weakref.WeakSet[SpillFile] = weakref.WeakSet()
@@ -420,8 +420,17 @@ def _nothing() -> None:
     """What is to be done once a storage has other memory."""
 
 
-def _explained(directory: SpillDirectory, error: BaseException) -> TierError:
-    """Return what is wrong with a directory, in one line that names the remedy."""
+def _explained(directory: SpillDirectory, process: int, error: BaseException) -> TierError:
+    """Return what is wrong with a directory, in one line that names the remedy.
+
+    Args:
+        directory: The directory.
+        process: The process that uses it, from which others may have been forked.
+        error: What has failed.
+    """
+    if isinstance(error, OSError) and error.errno == CHANGED and os.getpid() != process:
+        text = "the process that this one was forked from has gone on and written over what was away in both"
+        return TierError(f"{text}: fork before training, or start processes by 'spawn'", "fork")
     if isinstance(error, TierError):
         return error
     if isinstance(error, OSError):
