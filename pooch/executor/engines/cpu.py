@@ -26,12 +26,12 @@ from ...ground.errors import TierError, first_line
 from ...ground.units import round_up
 from ...machine.values import Ticket
 from ...torchtools import copier, moving_memory
-from ...torchtools.copier import CHANGED, has_died
+from ...torchtools.copier import has_died
 from ...torchtools.endings import end_with
 from ...torchtools.malloc import raise_thresholds
 from ...torchtools.moving_memory import memory_moves
 from ...torchtools.ranges import copy_range
-from ...torchtools.spill_directory import SpillDirectory
+from ...torchtools.spill_directory import CHANGED, SpillDirectory
 from .free_room import FreeRoom
 from .health import LEAST_BYTES, CopyRates, TierHealth
 from .protocol import Purpose
@@ -264,7 +264,7 @@ class CpuArena:
         """Do nothing, since the CPU has no streams."""
 
     def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> Ticket:
-        """Start copying a storage to the file, if it is not that of a parent, who would read what a fork has written."""
+        """Start copying a storage to the file, unless it is that of the parent of this process."""
         if os.getpid() != self._process:
             return _Refused()
         assert self._room is not None, "the arena is closed, or has no room"
@@ -331,7 +331,9 @@ class CpuEngine:
         self.check = check
         self._directory = SpillDirectory.of(directory)
         self.room = TierRoom()
-        self.health = TierHealth(self._directory.name, self._directory.another, partial(_explained, self._directory, os.getpid()))
+        self.health = TierHealth(
+            self._directory.name, self._directory.another, partial(_explained, self._directory, os.getpid())
+        )
         self._free = FreeRoom[SpillFile]()
         # By running steps. Those alone hold them: what an interrupt has kept from ending must not keep its file.
         self._in_use: weakref.WeakSet[SpillFile] = weakref.WeakSet()
