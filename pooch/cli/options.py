@@ -218,7 +218,7 @@ memory_limit_option = click.option(
 )
 device_model_option = click.option(
     "--device-model",
-    metavar="NAME|FILE",
+    metavar="NAME|FILE.toml",
     help="Model the step on a device of `pooch devices --all` or of a catalogue file; nothing is run.",
 )
 
