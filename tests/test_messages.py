@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pooch.ground import messages
+from pooch.ground.wording import error_text
 
 TEXT = "the budget is 60.00 MiB"
 
@@ -102,3 +103,14 @@ def test_a_second_copy_of_the_package_does_not_make_both_silent(capsys: pytest.C
     messages._set_up()
     messages.report(TEXT, speaker="pooch (rank 0)")
     assert shown(capsys) == [f"pooch (rank 0): {TEXT}"]
+
+
+def test_of_a_long_message_of_a_library_both_ends_are_told() -> None:
+    told = error_text(
+        RuntimeError(f"Load failed: {'Model::Model(onnx::ModelProto&&) ' * 20}\n version 14, at most 13.\n")
+    )
+    assert len(told) == 300
+    assert told.startswith("Load failed: ")
+    assert told.endswith("version 14, at most 13")
+    assert error_text(RuntimeError("no such file.")) == "no such file"
+    assert error_text(RuntimeError(""), "no message") == "no message"

@@ -24,9 +24,10 @@ COMPILED = (
 )
 MORE_THAN_RECORDED = "it was known to fit, and did more than when it was recorded; its next step is recorded again"
 NOTHING_LEFT = (
-    "everything that can leave had left, and the rest is parameters, gradients, the optimizer's state, what the "
-    "program holds and what single ops need; raise the budget or lower the batch size"
+    "everything that can leave had left, and the rest is parameters, gradients, the optimizer's state, inputs, what "
+    "the program holds and what single ops need; raise the budget or lower the batch size"
 )
+MOVES_WITHIN = "parameters, gradients or the optimizer's state leave the device or come back in it"
 PLAN_NEEDS_MORE = (
     "its plan needs more than the budget, and what it keeps was too little to make up for that; raise the budget or "
     "lower the batch size"

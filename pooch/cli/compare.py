@@ -21,7 +21,7 @@ from .options import (
     shared_planning_options,
     spill_directory_option,
 )
-from .output import print_json, print_tables, progress_shown
+from .output import print_json, print_tables, print_written, progress_shown
 
 if TYPE_CHECKING:
     from ..api.measure.comparison import ComparisonRow
@@ -89,7 +89,7 @@ def command(
         if factory is not None:
             rows = measure_rows(rows, factory, steps=steps, progress=progress)
     _write(profile, rows, csv_path, plot, draw_all)
-    _print(rows, as_json)
+    _print(rows, as_json, csv_path, plot)
 
 
 def _factory(
@@ -122,7 +122,7 @@ def _write(
         save_figure(draw_pareto(rows, profile_title(profile), show_all=draw_all), plot)
 
 
-def _print(rows: tuple[ComparisonRow, ...], as_json: bool) -> None:
+def _print(rows: tuple[ComparisonRow, ...], as_json: bool, csv_path: Path | None, plot: Path | None) -> None:
     from ..report.summaries import comparison_record
     from ..report.tables import comparison_table, measured_table
 
@@ -132,3 +132,4 @@ def _print(rows: tuple[ComparisonRow, ...], as_json: bool) -> None:
     print_tables(comparison_table(rows))
     if any(row.measured is not None for row in rows):
         print_tables(measured_table(rows))
+    print_written(csv_path, plot)

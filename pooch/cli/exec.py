@@ -68,7 +68,8 @@ class ProgramCommand(click.Command):
         take_values = {name for each in options for name in each.opts}
         place, mark = 0, list[str]()
         while place < len(args) and args[place].startswith("-") and args[place] != "--" and not mark:
-            mark = ["--"] if args[place].startswith("-m") else []
+            has_value = args[place] != "-m" or place + 1 < len(args)  # without one, click says so
+            mark = ["--"] if args[place].startswith("-m") and has_value else []
             place += 2 if args[place] in take_values else 1
         return [*args[:place], *mark], args[place:]
 

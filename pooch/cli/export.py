@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..ground.errors import UsageError
-from ..ground.units import format_bytes
+from ..ground.units import format_bytes, plural
 from ..ir import Plan, Profile
 from .options import PATH, device_option, output_option, profile_option, results_options, spill_directory_option
 from .output import print_json, progress_shown, say
@@ -67,7 +67,7 @@ def command(
         print_json(record | {"measured": workload is not None})
         return
     how = "predicted" if workload is None else "measured"
-    say(f"wrote {memory_viz} ({len(lives.lives)} blocks, peak {format_bytes(lives.peak_bytes)}, {how})")
+    say(f"wrote {memory_viz} ({plural(len(lives.lives), 'block')}, peak {format_bytes(lives.peak_bytes)}, {how})")
     say("drop it into https://pytorch.org/memory_viz, which uploads nothing")
 
 

@@ -218,7 +218,7 @@ memory_limit_option = click.option(
 )
 device_model_option = click.option(
     "--device-model",
-    metavar="NAME|FILE",
+    metavar="NAME|FILE.toml",
     help="Model the step on a device of `pooch devices --all` or of a catalogue file; nothing is run.",
 )
 
@@ -287,7 +287,7 @@ def options_of_policy(texts: tuple[str, ...], policy: str) -> dict[str, object]:
 
 # Files that a command writes are checked before it does any work ---------------------------------------------------
 
-_FORCE = "pooch.force"
+_FORCE, _OUTPUTS = "pooch.force", "pooch.outputs"
 
 
 def _remember_force(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
@@ -317,7 +317,20 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
         refuse_existing(context, path)
         if not path.resolve().parent.is_dir():
             raise UsageError(f"the folder of {path} does not exist: make it first, or give another name")
+        _refuse_the_same(context, parameter.opts[-1], path)
     return path
+
+
+def _refuse_the_same(context: click.Context, option: str, path: Path) -> None:
+    """Refuse a file that another option names too, as the second one to be written would replace the first.
+
+    Raises:
+        UsageError: there is one.
+    """
+    outputs: dict[Path, str] = context.meta.setdefault(_OUTPUTS, {})
+    other = outputs.setdefault(path.resolve(), option)
+    if other != option:
+        raise UsageError(f"{path} is named by {other} and by {option}: give them different names")
 
 
 def _drawable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:

@@ -11,7 +11,7 @@ import click
 
 from ..ground.errors import UsageError
 from ..ground.plugins import provided
-from ..ground.units import format_bytes
+from ..ground.units import format_bytes, plural
 from ..packing import POLICIES, Block, Layout, pack, verify
 from ..packing.files import load_blocks, save_offsets
 from .options import PATH, output_option, plot_option, profile_option, results_options
@@ -224,7 +224,7 @@ def _record(blocks: Sequence[Block], layout: Layout) -> dict[str, object]:
 def _told(blocks: Sequence[Block], layout: Layout) -> str:
     smallest = ", the smallest that there is" if layout.is_proven and layout.ratio > 1 else ""
     return (
-        f"{len(blocks)} blocks by {layout.policy}: arena {format_bytes(layout.arena_bytes)} ({layout.arena_bytes} "
-        f"bytes), bound {format_bytes(layout.bound_bytes)} ({layout.bound_bytes} bytes), ratio {layout.ratio:.4f}"
-        f"{smallest}"
+        f"{plural(len(blocks), 'block')} by {layout.policy}: arena {format_bytes(layout.arena_bytes)} "
+        f"({layout.arena_bytes} bytes), bound {format_bytes(layout.bound_bytes)} ({layout.bound_bytes} bytes), "
+        f"ratio {layout.ratio:.4f}{smallest}"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ..ground.units import format_bytes
+from ..ground.units import format_bytes, plural
 from .options import (
     PATH,
     host_budget_option,
@@ -75,4 +75,4 @@ def command(
         return
     for note in written.notes:
         say(note)
-    say(f"wrote {output} ({format_bytes(size_bytes)}, {len(written.plans)} budgets): open it in a browser")
+    say(f"wrote {output} ({format_bytes(size_bytes)}, {plural(len(written.plans), 'budget')}): open it in a browser")

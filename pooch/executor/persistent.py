@@ -449,7 +449,7 @@ def _why_not(storage: torch.UntypedStorage, is_of_allocator: Callable[[], bool])
         is_of_allocator: Whether its memory is PyTorch's, as that of what `torch.load` reads, which cannot be resized.
     """
     if not (storage.resizable() or is_of_allocator()):
-        return "their memory is not PyTorch's, as that of a mapped file or of an array"
+        return "their memory is not PyTorch's, as that of a mapped file, of an array or of what processes share"
     if storage.device.type == "cpu" and storage.is_shared():
         return "their memory is shared with other processes"
     return ""

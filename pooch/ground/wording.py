@@ -25,11 +25,15 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
 def error_text(error: BaseException, otherwise: str = "") -> str:
     """Return what a library says of a failure, which may be long, in one line of at most 300 characters.
 
+    It is a part of a sentence, so it loses the point at its end. Of what is longer the middle is left out: some begin
+    with the cause, and others end with it, after a signature in C++.
+
     Args:
         error: the failure.
         otherwise: what to return for an error without a message.
     """
-    return " ".join(str(error).split())[:300] or otherwise
+    text = " ".join(str(error).split()).removesuffix(".") or otherwise
+    return text if len(text) <= 300 else f"{text[:150]} ... {text[-145:]}"
 
 
 def slower(ratio: float) -> str:

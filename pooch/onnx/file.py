@@ -16,11 +16,12 @@ def onnx_function(name: str) -> Callable[..., Workload]:
     """Return the builder for a file.
 
     Raises:
-        UnknownWorkload: the file is missing.
+        UnknownWorkload: the file is missing, or a folder.
         WorkloadError: the onnx package is not installed.
     """
     if not Path(name).is_file():
-        raise UnknownWorkload(f"the ONNX file {name!r} does not exist: check the path")
+        how = "is a folder" if Path(name).is_dir() else "does not exist"
+        raise UnknownWorkload(f"the ONNX file {name!r} {how}: check the path")
     require("onnx", f"the workload {name!r}")
     from .workload import onnx_builder
 

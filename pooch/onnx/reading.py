@@ -16,6 +16,7 @@ from onnx.external_data_helper import load_external_data_for_model, uses_externa
 from ..ground.errors import WorkloadError
 from ..ground.wording import error_text
 from . import operators as _operators  # noqa: F401 - fills the registry
+from .functions import without_functions
 from .registry import OPERATORS
 
 OLDEST_OPSET = 7  # earlier opsets specify broadcasting in attributes
@@ -30,7 +31,7 @@ def read_model(path: Path) -> onnx.ModelProto:
     """
     model = _parsed(path)
     opset_of(model, path)
-    model = _without_functions(model, path)
+    model = without_functions(model, path)
     _refuse_unsupported(model, path)
     _load_external_data(model, path)
     _check(model, path)
@@ -78,16 +79,6 @@ def _parsed(path: Path) -> onnx.ModelProto:
     if not model.graph.node:
         raise WorkloadError(f"{path} is truncated or not an ONNX file (it has no nodes): export it again")
     return model
-
-
-def _without_functions(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """Inline the functions that the file defines."""
-    if not model.functions:
-        return model
-    try:
-        return onnx.inliner.inline_local_functions(model)
-    except Exception as error:
-        raise WorkloadError(f"the functions defined in {path} cannot be inlined: {error_text(error)}") from error
 
 
 def _refuse_unsupported(model: onnx.ModelProto, path: Path) -> None:

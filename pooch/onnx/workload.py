@@ -46,7 +46,8 @@ def onnx_builder(name: str) -> Callable[..., Workload]:
             shapes = input_shapes(proto.graph, batch_size, dimensions)
             trained = trained_names(proto.graph, freeze)
             if not trained:
-                raise WorkloadError(f"{path} has no weights to train: check what --set freeze= matches")
+                remedy = "check what --set freeze= matches" if freeze else "give a model with weights"
+                raise WorkloadError(f"{path} has no weights to train: {remedy}")
             model = build_model(proto.graph, opset_of(proto, path), shapes, trained, mode, path).to(device)
             inputs = tuple(each.to(device) for each in random_inputs(proto.graph, shapes, seed))
         position = _output_position(model, output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 
 from ..ground.errors import FileFormatError, MissingFile
@@ -83,13 +84,22 @@ def _integer(row: Mapping[str, str | None], column: str, place: str) -> int:
 def save_offsets(path: str | Path, blocks: Sequence[Block], layout: Layout) -> None:
     """Write the blocks with their offsets, as they were read and with one column more.
 
+    Parts of one value in a step have one name. The file can be packed again, so the second one is "gradient 11 (2)".
+
     Raises:
         FileFormatError: the file cannot be written.
     """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow([*COLUMNS, _ALIGNMENT, "offset"])
+    names = set[str]()
     for index, (block, offset) in enumerate(zip(blocks, layout.offsets, strict=True)):
-        name = block.name or index
+        name = _unlike(block.name or str(index), names)
+        names.add(name)
         writer.writerow([name, block.lower, block.upper, block.size_bytes, block.alignment_bytes, offset])
     replace_file(path, stream.getvalue().encode())
+
+
+def _unlike(name: str, names: set[str]) -> str:
+    """Return a name that is not among others: itself, or with the next number."""
+    return next(each for each in chain([name], (f"{name} ({number})" for number in count(2))) if each not in names)

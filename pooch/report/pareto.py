@@ -62,18 +62,20 @@ def draw_pareto(rows: Iterable[ComparisonRow], title: str, *, show_all: bool = F
     rows = list(rows)
     plans = [row.plan for row in rows if row.plan is not None]
     in_core_bytes = plans[-1].in_core_peak_bytes if plans else 0
-    scale, unit = byte_unit(in_core_bytes)
+    budgets_bytes = sorted({row.budget_bytes for row in rows})
+    scale, unit = byte_unit(in_core_bytes or max(budgets_bytes, default=0))
     series, missing = _series(rows, scale)
     front = _front(series)
     shown = [each for each in series if show_all or each.policy == _BEST or front & set(each.points)]
     figure = Figure(figsize=(10, max(5.6, 2.2 + _LABEL_HEIGHT_INCHES * len(shown))), layout="constrained")
     axes = figure.subplots()
-    _draw_budgets(axes, sorted({row.budget_bytes for row in rows}), in_core_bytes, scale)
+    _draw_budgets(axes, budgets_bytes, in_core_bytes, scale)
     for each in sorted(shown, key=lambda each: (each.is_ours, each.policy == _BEST)):
         _draw_series(axes, each)
     _draw_bound(axes, rows, scale)
     axes.set_title(f"{title}\n{_finding(rows)}\n", loc="left", fontsize=11)
-    axes.set_xlabel(f"predicted peak ({unit}); dashed: budgets, as shares of {format_bytes(in_core_bytes)}")
+    shares = f", as shares of {format_bytes(in_core_bytes)}" if in_core_bytes else ""
+    axes.set_xlabel(f"predicted peak ({unit}); dashed: budgets{shares}")
     _scale_losses(axes, [lost for each in shown for _, lost in each.points])
     _name_series(axes, shown, figure.get_size_inches()[1])
     _add_legend(axes, shown)
@@ -110,6 +112,8 @@ def _front(series: Iterable[_Series]) -> set[Point]:
 
 def _finding(rows: Sequence[ComparisonRow]) -> str:
     """How the best plan compares with the best of the others, under the smallest budget that both have a plan for."""
+    if all(row.plan is None for row in rows):
+        return f"no policy has a plan within {format_bytes(max(row.budget_bytes for row in rows))}"
     by_budget: dict[int, dict[str, float]] = {}
     for row in rows:
         if row.plan is not None and row.plan.in_core_step_ms > 0:

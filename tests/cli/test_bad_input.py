@@ -211,6 +211,15 @@ def test_outputs_are_not_overwritten_without_force(
     assert Plan.load(plan_path).budget_bytes == int(0.8 * profile.peak_bytes)
 
 
+def test_two_outputs_of_one_name_are_refused(pooch_command: Command, profile_path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    outcome = pooch_command("plan", profile_path, "--budget", "60%", "-o", target, "--write-lp", target)
+    assert outcome.code == 2
+    assert "--output" in outcome.error_line
+    assert "--write-lp" in outcome.error_line
+    assert not target.exists()
+
+
 def test_an_output_folder_that_is_not_there(pooch_command: Command, profile_path: Path, tmp_path: Path) -> None:
     outcome = pooch_command("plan", profile_path, "--budget", "80%", "-o", tmp_path / "missing" / "plan.json")
     assert outcome.code == 2

@@ -196,7 +196,9 @@ def test_compare_writes_csv_and_a_picture_and_refuses_to_overwrite(
 ) -> None:
     table, plot = tmp_path / "cells.csv", tmp_path / "pareto.svg"
     asked = ("compare", profile_path, "--budget", "60%", "--policy", "swap_all", "--csv", table, "--plot", plot)
-    assert pooch_command(*asked).code == 0
+    outcome = pooch_command(*asked)
+    assert outcome.code == 0
+    assert outcome.out.splitlines()[-2:] == [f"wrote {table}", f"wrote {plot}"]
     assert table.read_text().startswith("budget_bytes,policy,feasible")
     assert "<svg" in plot.read_text()
     again = pooch_command(*asked)

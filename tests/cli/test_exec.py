@@ -462,6 +462,7 @@ def test_a_rank_that_fails_is_named_and_ends_the_others(folder: Folder) -> None:
         (["--budget", "min", "a.py"], 2, "cannot be 'min'"),
         (["--budget", "1GiB", "--host-budget", "x", "a.py"], 2, "the host budget 'x' does not parse"),
         (["a.py"], 2, "Missing option '--budget'"),
+        (["--budget", "60%", "-m"], 2, "Option '-m' requires an argument"),
         (["--budget", "1GiB", "--report", "no/out.html", "a.py"], 2, "the folder of no/out.html does not exist"),
     ],
 )

@@ -177,6 +177,19 @@ def test_the_picture_of_a_plan_has_its_colours(
         assert (abs(pixels - wanted).max(axis=2) < 0.02).mean() > 0.001, f"nothing has the colour of {kind}"
 
 
+def test_the_offsets_of_a_plan_are_a_file_of_blocks_though_values_leave_and_return(
+    pooch_command: Command, step_paths: tuple[Path, Path], tmp_path: Path
+) -> None:
+    profile_path, plan_path = step_paths
+    offsets = tmp_path / "offsets.csv"
+    outcome = pooch_command("pack", plan_path, "--profile", profile_path, "--time-limit", 0.2, "-o", offsets)
+    assert outcome.code == 0, outcome.error
+    names = [block.name for block in load_blocks(offsets)]
+    assert any(f"{name} (2)" in names for name in names), "no value is there twice"
+    outcome = pooch_command("pack", offsets, "--time-limit", 0.2)
+    assert outcome.code == 0, outcome.error
+
+
 def test_bad_files_of_steps_get_one_line(pooch_command: Command, step_paths: tuple[Path, Path]) -> None:
     profile_path, plan_path = step_paths
     for arguments, words in (

@@ -289,6 +289,53 @@ def test_a_fork_leaves_the_free_files_of_its_parent_alone(tmp_path: Path) -> Non
         os.close(end)
 
 
+def test_a_fork_reads_an_arena_of_its_parent_and_does_not_write_to_it(tmp_path: Path) -> None:
+    engine = CpuEngine(tmp_path)
+    arena = engine.open_arena(4096)
+    arena.copy_out(storage_of(4096, 1), 0).wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+        child = os.fork()
+    if child == 0:
+        back = torch.UntypedStorage(4096)
+        arena.copy_in(back, 0).wait()
+        ticket = arena.copy_out(storage_of(4096, 2), 0)
+        ticket.wait()
+        is_right = torch.equal(bytes_of(back), bytes_of(storage_of(4096, 1)))
+        os._exit(0 if is_right and isinstance(ticket.error, TierError) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    back = torch.UntypedStorage(4096)
+    ticket = arena.copy_in(back, 0)
+    ticket.wait()
+    assert ticket.error is None
+    assert torch.equal(bytes_of(back), bytes_of(storage_of(4096, 1)))
+    arena.close()
+    engine.close()
+
+
+def test_a_fork_is_told_that_its_parent_has_gone_on(tmp_path: Path) -> None:
+    engine = CpuEngine(tmp_path)
+    arena = engine.open_arena(4096)
+    arena.copy_out(storage_of(4096, 1), 0).wait()
+    go, tell = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+        child = os.fork()
+    if child == 0:
+        os.read(go, 1)
+        ticket = arena.copy_in(torch.UntypedStorage(4096), 0)
+        ticket.wait()
+        is_told = ticket.error is not None and "forked from has gone on" in str(engine.health.failed(ticket.error))
+        os._exit(0 if is_told else 1)
+    arena.copy_out(storage_of(4096, 2), 0).wait()
+    os.write(tell, b"!")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    arena.close()
+    engine.close()
+    for end in (go, tell):
+        os.close(end)
+
+
 def _round_trip(engine: CpuEngine, seed: int) -> bool:
     arena = engine.open_arena(4096)
     arena.copy_out(storage_of(4096, seed), 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -49,8 +51,8 @@ def test_a_good_file_is_taken(tmp_path: Path) -> None:
 
 def test_a_missing_file_or_a_folder(tmp_path: Path) -> None:
     (tmp_path / "folder.onnx").mkdir()
-    for name in ("absent.onnx", "folder.onnx"):
-        assert "does not exist" in refusal(tmp_path / name)
+    assert "does not exist" in refusal(tmp_path / "absent.onnx")
+    assert "is a folder" in refusal(tmp_path / "folder.onnx")
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x08", b"PK\x03\x04 a zip", bytes(range(256))])
@@ -89,6 +91,42 @@ def test_all_unsupported_operators_are_named_at_once(tmp_path: Path) -> None:
     ]
     message = refusal(changed(tmp_path / "m.onnx", lambda model: model.graph.node.extend(nodes)))
     assert "Det (1x), Hardmax (2x), com.microsoft::FusedGelu (1x)" in message
+
+
+def calling(path: Path, functions: dict[str, list[str]]) -> Path:
+    """A file of functions, the first of which is called. Each calls others, one on the result of the other."""
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("own", 1)]
+    made = []
+    for name, called in functions.items():
+        values = ["a", *(f"v{index}" for index in range(1, len(called))), "b"]
+        pairs = zip(called, pairwise(values), strict=True)
+        nodes = [helper.make_node(each, [x], [y], domain="own" if each in functions else "") for each, (x, y) in pairs]
+        made.append(helper.make_function("own", name, ["a"], ["b"], nodes, opsets))
+    first = helper.make_node(next(iter(functions)), ["y"], ["z"], domain="own")
+    model = onnx.load(matmul(path))
+    model.graph.node.append(first)
+    model.graph.output[0].name = "z"
+    model.functions.extend(made)
+    model.opset_import.append(opsets[1])
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_functions_of_the_file_are_inlined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(onnx, "inliner", raising=False)  # as long as nobody has imported it, onnx does not have it
+    monkeypatch.delitem(sys.modules, "onnx.inliner", raising=False)
+    monkeypatch.delitem(sys.modules, "pooch.onnx.functions", raising=False)
+    monkeypatch.delitem(sys.modules, "pooch.onnx.reading", raising=False)
+    reading = importlib.import_module("pooch.onnx.reading")
+    model = reading.read_model(calling(tmp_path / "m.onnx", {"F": ["G", "Tanh", "G"], "G": ["Relu", "Abs"]}))
+    assert [node.op_type for node in model.graph.node] == ["MatMul", "Relu", "Abs", "Tanh", "Relu", "Abs"]
+
+
+def test_functions_that_call_themselves_or_double_in_each_other_are_not_inlined(tmp_path: Path) -> None:
+    endless = calling(tmp_path / "m.onnx", {"F": ["G"], "G": ["F"]})
+    assert "calls itself" in refusal(endless)
+    doubling = {f"F{index}": [f"F{index + 1}"] * 2 for index in range(60)} | {"F60": ["Relu"]}
+    assert "nodes" in refusal(calling(tmp_path / "m.onnx", doubling))
 
 
 def test_a_form_of_an_operator_that_is_not_supported_names_the_node(tmp_path: Path) -> None:
@@ -227,7 +265,23 @@ def test_settings_that_it_does_not_have(tmp_path: Path, settings: dict[str, str]
 
 
 def test_freezing_everything_leaves_nothing_to_train(tmp_path: Path) -> None:
-    assert "no weights to train" in refusal(matmul(tmp_path / "m.onnx"), freeze="*")
+    told = refusal(matmul(tmp_path / "m.onnx"), freeze="*")
+    assert "no weights to train" in told
+    assert "freeze" in told
+
+
+def test_a_model_without_weights_has_nothing_to_train_and_nothing_was_frozen(tmp_path: Path) -> None:
+    path = save_graph(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], ROWS, {}, ["y"])
+    told = refusal(path)
+    assert "no weights to train" in told
+    assert "freeze" not in told
+
+
+def test_what_the_checker_says_goes_on_with_the_remedy(tmp_path: Path) -> None:
+    def twice(model: onnx.ModelProto) -> None:
+        model.graph.node.append(model.graph.node[0])
+
+    assert refusal(changed(tmp_path / "m.onnx", twice)).endswith("multiple times: export it again")
 
 
 HUGE = 2**40

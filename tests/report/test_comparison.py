@@ -147,4 +147,8 @@ def test_names_are_moved_apart(heights: list[float], apart: list[float]) -> None
 
 
 def test_a_picture_of_nothing_is_drawn_too() -> None:
-    assert "keep_all" in remarks_of(draw_pareto(compare(blocks(2), ["1%"], policies=["keep_all"]), "toy"))
+    figure = draw_pareto(compare(blocks(2), ["1%"], policies=["keep_all"]), "toy")
+    assert "keep_all" in remarks_of(figure)
+    (axes,) = figure.axes
+    assert axes.get_xlabel().endswith("dashed: budgets"), "shares are of what is not known"
+    assert "no policy has a plan" in axes.get_title(loc="left")

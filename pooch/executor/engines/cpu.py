@@ -31,7 +31,7 @@ from ...torchtools.endings import end_with
 from ...torchtools.malloc import raise_thresholds
 from ...torchtools.moving_memory import memory_moves
 from ...torchtools.ranges import copy_range
-from ...torchtools.spill_directory import SpillDirectory
+from ...torchtools.spill_directory import CHANGED, SpillDirectory
 from .free_room import FreeRoom
 from .health import LEAST_BYTES, CopyRates, TierHealth
 from .protocol import Purpose
@@ -95,6 +95,23 @@ class CpuTicket:
         finally:
             self.storage = None
             self._done.set()
+
+
+class _Refused:
+    """A copy to a file of the parent's that a forked process would have made: what was to leave stays."""
+
+    copy_ms, moved_bytes = None, 0
+
+    def __init__(self) -> None:
+        self.error = TierError("a forked process does not write to its parent's files", "fork")
+
+    def is_done(self) -> bool:
+        """Return True: it does not begin."""
+        return True
+
+    def wait(self) -> float:
+        """Return at once."""
+        return 0.0
 
 
 class CopyRoom(Protocol):
@@ -225,11 +242,11 @@ _HERE = nullcontext()
 class CpuArena:
     """Room in one spill file, or none at all, used through the engine's copy thread."""
 
-    __slots__ = ("__weakref__", "_engine", "_file", "_next_look", "_purpose", "_room", "_under_way")
+    __slots__ = ("__weakref__", "_engine", "_file", "_next_look", "_process", "_purpose", "_room", "_under_way")
     clock = None
 
     def __init__(self, engine: CpuEngine, file: SpillFile | None, purpose: Purpose) -> None:
-        self._engine = engine
+        self._engine, self._process = engine, os.getpid()
         self._file, self._purpose = file, purpose
         self._room = None if file is None else engine.copier.room(file, file.descriptor, engine.check)
         self._under_way: dict[int, Ticket] = {}  # the last copy of each storage
@@ -247,7 +264,9 @@ class CpuArena:
         """Do nothing, since the CPU has no streams."""
 
     def copy_out(self, storage: torch.UntypedStorage, offset_bytes: int) -> Ticket:
-        """Start copying a storage to the file."""
+        """Start copying a storage to the file, unless it is that of the parent of this process."""
+        if os.getpid() != self._process:
+            return _Refused()
         assert self._room is not None, "the arena is closed, or has no room"
         with copy_range(True, storage):
             return self._started(self._room.copy_out(storage, offset_bytes), storage)
@@ -312,7 +331,9 @@ class CpuEngine:
         self.check = check
         self._directory = SpillDirectory.of(directory)
         self.room = TierRoom()
-        self.health = TierHealth(self._directory.name, self._directory.another, partial(_explained, self._directory))
+        self.health = TierHealth(
+            self._directory.name, self._directory.another, partial(_explained, self._directory, os.getpid())
+        )
         self._free = FreeRoom[SpillFile]()
         # By running steps. Those alone hold them: what an interrupt has kept from ending must not keep its file.
         self._in_use: weakref.WeakSet[SpillFile] = weakref.WeakSet()
@@ -401,8 +422,17 @@ def _nothing() -> None:
     """What is to be done once a storage has other memory."""
 
 
-def _explained(directory: SpillDirectory, error: BaseException) -> TierError:
-    """Return what is wrong with a directory, in one line that names the remedy."""
+def _explained(directory: SpillDirectory, process: int, error: BaseException) -> TierError:
+    """Return what is wrong with a directory, in one line that names the remedy.
+
+    Args:
+        directory: The directory.
+        process: The process that uses it, from which others may have been forked.
+        error: What has failed.
+    """
+    if isinstance(error, OSError) and error.errno == CHANGED and os.getpid() != process:
+        text = "the process that this one was forked from has gone on and written over what was away in both"
+        return TierError(f"{text}: fork before training, or start processes by 'spawn'", "fork")
     if isinstance(error, TierError):
         return error
     if isinstance(error, OSError):
