@@ -216,7 +216,7 @@ class ParameterWatch:
 def _at(place: _Place) -> torch.nn.Parameter | None:
     """The parameter of that name that a module has now."""
     module = place[0]()
-    return None if module is None else getattr(module, place[1], None)
+    return None if module is None else module._parameters.get(place[1])
 
 
 def _named(parameters: dict[str, torch.nn.Parameter]) -> str:
