@@ -507,9 +507,8 @@ class StepDriver:
 
     def _look_at_first_optimizer_step(self) -> None:
         """Have what outlives steps leave if the optimizer would pass a share that has become known just before it."""
-        budget_bytes = self.budget.size_bytes
-        if budget_bytes is not None and is_alone():
-            self._persistence.share_is_known(self.governed.living, budget_bytes, self.budget.share)
+        if self.budget.size_bytes is not None:
+            self._persistence.share_is_known(self.budget.size_bytes, self.budget.share)
 
     def _ended_uncalled(self) -> None:
         """Expect the next step without a call, if a backward pass that is over shows that there is none."""

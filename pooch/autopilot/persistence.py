@@ -138,7 +138,7 @@ class Persistence:
         if self.memory is None:
             return
         self._end_memory()
-        for model in [model for model in (each() for each in self._models) if model is not None]:
+        for model in self._living():
             for tensor in _tensors_of(model):
                 unmark(tensor)  # the keys of a tensor are a reason to compile anew
         self._refuse_compiled()
@@ -246,16 +246,16 @@ class Persistence:
             )
         return self.memory is None
 
-    def share_is_known(self, models: Sequence[torch.nn.Module], budget_bytes: int, share: float) -> None:
+    def share_is_known(self, budget_bytes: int, share: float) -> None:
         """Have things leave from the optimizer's first step on if it would pass a budget that is known only now.
 
         Args:
-            models: The models that are trained.
             budget_bytes: The share of what the first step took, in which the optimizer's state was not there yet.
             share: The share, which that state will have as well.
         """
         if self.memory is not None or self._has_to_stay():
             return
+        models = self._living()
         expected_bytes = budget_bytes + int(share * self.states.bytes_to_come(models))
         if self._is_needed(models, expected_bytes) and (memory := self._begin(models, expected_bytes)) is not None:
             memory.begin_step(models)
@@ -278,7 +278,7 @@ class Persistence:
             self._is_in_op = False
 
     def _adopt_state(self) -> bool:
-        models = [model for model in (each() for each in self._models) if model is not None]
+        models = self._living()
         optimizers = self.states.optimizers_of({id(each) for each in parameters_of(models)})
         if not any(optimizer.state for optimizer in optimizers):
             return False
@@ -290,6 +290,10 @@ class Persistence:
         for optimizer in optimizers:
             memory.adopt_state(optimizer, list(optimizer.state))
         return True
+
+    def _living(self) -> list[torch.nn.Module]:
+        """Return the models of the last step that are still there."""
+        return [model for model in (each() for each in self._models) if model is not None]
 
     def _say(self, text: str) -> None:
         """Tell something once, as soon as no op is running: the program's own code may be told."""

@@ -182,17 +182,33 @@ def test_the_first_step_of_an_optimizer_that_was_not_given_holds_the_budget() ->
             step(model, optimizer)
 
 
+@contextlib.contextmanager
+def another_thread() -> Iterator[None]:
+    """Context manager in which a thread waits, as that of a progress bar."""
+    is_over = threading.Event()
+    thread = threading.Thread(target=is_over.wait)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
 @pytest.mark.parametrize("is_given", [True, False])
 @pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("is_alone", [True, False])
 def test_the_first_step_of_an_optimizer_holds_a_share_that_the_step_before_it_made_known(
-    is_given: bool, passes: int
+    is_given: bool, passes: int, is_alone: bool
 ) -> None:
-    """Half of what a step takes that has no activations: moments come that take as much as all there was before."""
+    """There are nearly no activations, and moments come that take as much as all there was before."""
 
     def trained(share: str | None) -> list[bytes]:
         model = network()
         optimizer = adamw(model)
         with contextlib.ExitStack() as stack:
+            if not is_alone:
+                stack.enter_context(another_thread())
             if share is not None:
                 governed = pooch.auto(model, share, optimizer if is_given else None, tell=lambda _: None)
                 auto = stack.enter_context(governed)
