@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..executor.evictor import Evictor
+from ..executor.records import pack_kept
 from ..executor.step import Step
 from ..torchtools.endings import end_with
 from ..torchtools.mode_stacks import LooseStack
@@ -34,7 +35,7 @@ class _Saving:
     def pack(self, tensor: torch.Tensor) -> object:
         """Return what autograd holds in place of a tensor that it saves."""
         if self.is_over:
-            return tensor, tensor._version
+            return pack_kept(tensor, None)
         step = self._step
         if step is None:
             step = self._step = Step(self._evictor, replays=False)
@@ -45,8 +46,9 @@ class _Saving:
     def unpack(self, packed: object) -> torch.Tensor:
         """Return the tensor that autograd reads."""
         if isinstance(packed, tuple):
-            tensor: torch.Tensor = packed[0]
-            if tensor._version != packed[1]:
+            tensor: torch.Tensor
+            tensor, version, *_ = packed
+            if tensor._version != version:
                 raise changed_in_place(tensor.type(), list(tensor.shape))
             return tensor
         assert self._step is not None, "it has packed it"

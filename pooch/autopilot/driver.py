@@ -497,18 +497,13 @@ class StepDriver:
         else:
             was_known = self.budget.size_bytes is not None
             self._end(is_complete)
-            if is_complete and not was_known:
-                self._look_at_first_optimizer_step()
+            if is_complete and not was_known and self.budget.size_bytes is not None:
+                self._persistence.share_is_known(self.budget.size_bytes, self.budget.share)
             self._standstill.pass_by(is_in_step=False)
             if self._are_uncalled:
                 self._uncalled.expect()
         if is_complete:  # else its own error goes first
             self._raise_failure()
-
-    def _look_at_first_optimizer_step(self) -> None:
-        """Have what outlives steps leave if the optimizer would pass a share that has become known just before it."""
-        if self.budget.size_bytes is not None:
-            self._persistence.share_is_known(self.budget.size_bytes, self.budget.share)
 
     def _ended_uncalled(self) -> None:
         """Expect the next step without a call, if a backward pass that is over shows that there is none."""

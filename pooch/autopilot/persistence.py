@@ -213,15 +213,9 @@ class Persistence:
         self._models, self._may_resort = [weakref.ref(model) for model in models], True
         if self._has_to_stay():
             return
-        memory = self.memory
+        memory = self._memory_of(models, budget_bytes)
         if memory is None:
-            if budget_bytes is None or not self._is_needed(models, budget_bytes):
-                return
-            memory = self._begin(models, budget_bytes)
-            if memory is None:
-                return
-        memory.begin_step(models)
-        self._attach(models, memory)
+            return
         parameters = [parameter for model in models for parameter in model.parameters()]
         here_bytes = sum(parameter.nbytes for parameter in parameters)
         staying_bytes = here_bytes + sum(each.nbytes for each in parameters if each.requires_grad)
@@ -232,6 +226,16 @@ class Persistence:
             memory.let_state_leave(self._missing_bytes(budget_bytes))
         memory.make_room()
         self._moved_bytes = memory.moved_bytes
+
+    def _memory_of(self, models: Sequence[torch.nn.Module], budget_bytes: int | None) -> PersistentMemory | None:
+        """Return what lets things leave, with all in it that the models have by now; None if nothing needs to leave."""
+        if self.memory is None and budget_bytes is not None and self._is_needed(models, budget_bytes):
+            self._begin(models, budget_bytes)
+        memory = self.memory
+        if memory is not None:
+            memory.begin_step(models)
+            self._attach(models, memory)
+        return memory
 
     def _has_to_stay(self) -> bool:
         """Have everything back as long as a profiler of the program reads addresses before ops are seen, and say so."""
@@ -257,9 +261,8 @@ class Persistence:
             return
         models = self._living()
         expected_bytes = budget_bytes + int(share * self.states.bytes_to_come(models))
-        if self._is_needed(models, expected_bytes) and (memory := self._begin(models, expected_bytes)) is not None:
-            memory.begin_step(models)
-            self._attach(models, memory)
+        memory = self._memory_of(models, expected_bytes)
+        if memory is not None:
             memory.make_room()
 
     def let_state_leave_now(self) -> bool:
