@@ -13,7 +13,7 @@ from ..api.options import PlanOptions
 from ..api.recompute import AllowRecompute, MadeAgain, check_allowed
 from ..executor.engines import make_engine
 from ..executor.evictor import Evictor
-from ..executor.live_bytes import live_bytes_of
+from ..executor.live_bytes import WalkedBytes, live_bytes_of
 from ..executor.silence import Silence
 from ..executor.status import Status
 from ..executor.verification import Verification, Verify
@@ -99,6 +99,7 @@ class Auto:
             costs_of(device, evictor.speed, self._team.gather),
             cache=None if cache is None else self._opened(cache, tell),
             holds_beneath=live.asks,
+            counts_peaks=not isinstance(live, WalkedBytes),
         )
         evictor.silence = Silence(remarks.silence)
         held = HeldBudget(size_bytes, share, evictor, remarks, free)

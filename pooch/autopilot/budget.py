@@ -8,6 +8,7 @@ from ..api.budgets import is_free, is_smallest, parse_budget
 from ..executor.evictor import Evictor
 from ..ground.errors import UsageError
 from ..ground.units import parse_bytes
+from ..machine.growing import GrowingBudget
 from .free_memory import FreeMemory
 from .optimizers import OptimizerWatch
 from .remarks import Remarks
@@ -71,6 +72,7 @@ class HeldBudget:
     Attributes:
         size_bytes: What tensors may take, or None before the first step if it is a share.
         is_told: Whether it is what it will stay, unless a further optimizer appears.
+        growing: Counts in the first step if the budget is a share, else None.
         spared_bytes: What the first step does not take because compiled graphs make values again: a share is one of the
             step without Pooch.
     """
@@ -86,6 +88,7 @@ class HeldBudget:
         self.size_bytes, self._share, self._free = size_bytes, share, free
         self._evictor, self._remarks = evictor, remarks
         self._state: OptimizerWatch | None = None
+        self.growing: GrowingBudget | None = None
         self.is_told, self._steps = share is None, 0
         self.spared_bytes = 0
         if share is not None:
@@ -131,7 +134,12 @@ class HeldBudget:
         if self._steps > STEPS_BEFORE_OPTIMIZER:
             self._tell()
         if self.size_bytes is None and self._share is not None:
-            self._evictor.grow_with(self._share)
+            has_tier = self._evictor.engine.health.known is None
+            self.growing = GrowingBudget(self._evictor.live, self._share, replays=not has_tier)
+            for value in self._evictor.persistent or ():  # of a step before, which was not complete
+                if value.storage is None and not value.is_gone:
+                    self.growing.left(value)
+            self._evictor.grow_with(self.growing)
 
     def step_was_recorded(self, peak_bytes: int) -> None:
         """Take the share of the first step's in-core peak."""
@@ -139,9 +147,14 @@ class HeldBudget:
             self._is(int(self._share * (peak_bytes + self.spared_bytes)))
 
     def step_was_counted(self) -> None:
-        """Take what the share has grown to in a step that could not be recorded."""
-        if self.size_bytes is None and self._share is not None:
-            self._is(self._evictor.budget_bytes + int(self._share * self.spared_bytes))
+        """Take the share of the in-core peak that was counted in the first step, which was not recorded."""
+        if self.growing is not None:
+            self.step_was_recorded(self.growing.peak_bytes)
+
+    @property
+    def earlier_peak_bytes(self) -> int:
+        """The most that was live in the step before the account of bytes began to look for a peak anew."""
+        return 0 if self.growing is None else self.growing.live_peak_bytes
 
     def _state_appeared(self, size_bytes: int) -> None:
         """Count the state that an optimizer has created: it is part of every later step's in-core peak."""
@@ -150,7 +163,7 @@ class HeldBudget:
         self._tell()
 
     def _is(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
+        self.size_bytes, self.growing = size_bytes, None
         self._evictor.grow_with(None)
         self._evictor.set_budget(size_bytes)
         if self.is_told:

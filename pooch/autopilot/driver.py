@@ -478,6 +478,8 @@ class StepDriver:
             self._go_online(running)  # what this backward pass saves is read by the next one
         else:
             running.close_forward()
+            if self.budget.growing is not None:
+                self._persistence.gradients_come(self.budget.growing, running.start_bytes)
             if running.step is not IN_CORE and not self._persistence.has_compiled:
                 running.open_backward(self.evictor)
 
@@ -604,7 +606,8 @@ class StepDriver:
         running = self._running
         assert running is not None
         running.is_ending = True  # an interrupt leaves it here, and it is ended before the next step begins
-        step_ms, peak_bytes = running.elapsed_ms, max(self._live.peak(), running.earlier_peak_bytes)
+        earlier_bytes = max(running.earlier_peak_bytes, self.budget.earlier_peak_bytes)
+        step_ms, peak_bytes = running.elapsed_ms, max(self._live.peak(), earlier_bytes)
         if running.kind is not None:
             running.kind.seen(peak_bytes - running.start_bytes)
             self._native.forget()  # what it knew of the kind

@@ -45,6 +45,7 @@ class Library:
         cache: Keeps profiles and plans for the next run, or None.
         holds_beneath: Whether the budget is held beneath a plan as well, so that one that needs a little more than the
             budget can be followed.
+        counts_peaks: Whether the peak of a step is known without a record.
 
     Attributes:
         requests: What has plans made; it knows whether answers have come.
@@ -58,8 +59,10 @@ class Library:
         cache: PlanCache | None = None,
         *,
         holds_beneath: bool = True,
+        counts_peaks: bool = True,
     ) -> None:
         self._tell, self._cache, self._holds_beneath = tell, cache, holds_beneath
+        self._counts_peaks = counts_peaks
         self._known = KnownShapes()
         self.requests = PlanRequests(options, costs, cache)
         self._budget_bytes = 0
@@ -254,7 +257,8 @@ class Library:
             return "online"  # it may have to be compiled first
         if known.never_recorded:
             return "online"
-        if not (self._is_warm and self._is_settled) and target_bytes:
+        is_ready = self._is_warm and self._is_settled
+        if not is_ready if target_bytes else self._counts_peaks:
             self._is_warm = True
             self.requests.warm_up()  # a plan is asked for soon
             return "online"

@@ -23,6 +23,7 @@ from ..executor.tier import rounded_bytes
 from ..ground.errors import InfeasibleTier, UsageError
 from ..ground.units import format_bytes
 from ..ground.weakly import weakly
+from ..machine.growing import GrowingBudget
 from ..machine.persistent import Kind, Moved
 from ..torchtools.calls import compiled_part
 from ..torchtools.optimizer_slices import OptimizerSlices
@@ -250,6 +251,31 @@ class Persistence:
             )
         return self.memory is None
 
+    def gradients_come(self, growing: GrowingBudget, start_bytes: int) -> None:
+        """Have gradients leave in the backward pass of the first step if they would pass a share that is not known yet.
+
+        No op is running. What autograd holds views of stays, as parameters do until the next step.
+
+        Args:
+            growing: The share as far as it is known.
+            start_bytes: What was live before the step.
+        """
+        if self.memory is not None or self._has_to_stay() or not self._may_begin():
+            return
+        models = self._living()
+        parameters = [parameter for model in models for parameter in model.parameters()]
+        here_bytes = sum(parameter.nbytes for parameter in parameters)
+        end_bytes = max(start_bytes, here_bytes) + sum(
+            each.nbytes for each in parameters if each.requires_grad and gradient_of(each) is None
+        )
+        budget_bytes = max(growing.size_bytes(), int(growing.share * end_bytes))
+        if end_bytes <= PLANNED_SHARE * budget_bytes:
+            return
+        memory = self._begin(models, budget_bytes, f"{100 * growing.share:.4g}% of what it takes")
+        if memory is not None:
+            memory.begin_step(models)
+            self._attach(models, memory)
+
     def share_is_known(self, budget_bytes: int, share: float) -> None:
         """Have things leave from the optimizer's first step on if it would pass a budget that is known only now.
 
@@ -363,7 +389,7 @@ class Persistence:
         budget_bytes = self._evictor.budget_bytes if budget_bytes is None else budget_bytes
         return max(0, budget_bytes - max(0, self._evictor.live.now() - here_bytes))
 
-    def _begin(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> PersistentMemory | None:
+    def _begin(self, models: Sequence[torch.nn.Module], budget_bytes: int, told: str = "") -> PersistentMemory | None:
         if self.has_compiled or any(compiled_part(model) is not None for model in models):
             self._refuse_compiled()
             return None
@@ -383,7 +409,7 @@ class Persistence:
             self.memory.reserve(needed_bytes)
         self._say(
             f"parameters, gradients and the optimizer's state leave {self._evictor.device.type} memory where a step "
-            f"would pass the budget of {format_bytes(budget_bytes)}"
+            f"would pass {told or f'the budget of {format_bytes(budget_bytes)}'}"
         )
         return self.memory
 

@@ -48,7 +48,3 @@ class Away:
             else:
                 del self._copied_at[place]
             place = min(place, len(self._copied_at)) - 1  # some may have left, or ended, meanwhile
-
-    def bytes(self) -> int:
-        """The size of all of them."""
-        return sum(value.size_bytes for value in self._values.values() if value.storage is None)

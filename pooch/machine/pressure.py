@@ -18,6 +18,7 @@ from .account import LiveBytes
 from .away import Away
 from .candidates import Candidates, ranked
 from .eviction import OURS, EvictionPolicy, distance, ours
+from .growing import GrowingBudget
 from .lock import StepLock
 from .persistent import PersistentValues
 from .recipes import NEVER_MS
@@ -86,9 +87,7 @@ class Pressure:
         self._writing: dict[Value, None] = {}  # ahead of need
         self._reading: dict[Value, None] = {}
         self._look_at = 0  # the number of saves from which on `write_ahead` looks again
-        self._start_bytes = self._most_higher_bytes = 0
-        self._last_look_bytes = 0  # live bytes after the last look of the step
-        self._share: float | None = None
+        self._start_bytes = self._most_higher_bytes = self._last_look_bytes = 0  # the last: after a look in the step
         self._keeping: weakref.WeakSet[Keeper] = weakref.WeakSet()
         self.persistent: PersistentValues | None = None
         self.last_resort: Callable[[], int | None] = type(None)  # finds nothing
@@ -106,27 +105,11 @@ class Pressure:
         self._last_look_bytes = 0
         self.live.reset_peak()
 
-    def grow_with(self, share: float | None) -> None:
-        """Hold a share of the in-core peak, as far as it is known: it grows with the step. None ends that.
-
-        What would be live in-core never shrinks below its highest value so far, so neither does the budget, and at the
-        end of the step it is the share of the step's in-core peak.
-        """
-        self._share = share
-        if share is not None:
-            self.set_budget(int(share * self.live.now()))
-
-    def _grow(self, missing_bytes: int) -> int:
-        """Raise the budget to the share of what would be live in-core now, and return what is still missing.
-
-        The caller holds the lock, so that two threads that ask at once do not lower it again.
-        """
-        assert self._share is not None
-        grown_bytes = int(self._share * (self.budget_bytes + missing_bytes + self._away.bytes()))
-        if grown_bytes > self.budget_bytes:
-            missing_bytes -= grown_bytes - self.budget_bytes
-            self.set_budget(grown_bytes)
-        return missing_bytes
+    def grow_with(self, growing: GrowingBudget | None) -> None:
+        """Hold a budget that grows with the step. None ends that."""
+        self.store.growing = growing
+        if growing is not None:
+            self.set_budget(growing.size_bytes())
 
     def set_budget(self, budget_bytes: int) -> None:
         """Change the budget."""
@@ -160,6 +143,8 @@ class Pressure:
 
     def returned(self, value: Value) -> None:
         """Note that a value is there."""
+        if self.store.growing is not None:
+            self.store.growing.comes(value)
         if value in self._values:
             self.live.resume()
             self._candidates.add(value)
@@ -176,13 +161,16 @@ class Pressure:
     def make_room(self, missing_bytes: int) -> None:
         """Evict until so many bytes are free, or until nothing more can leave."""
         with self._stalling():
-            if self._share is not None:
-                missing_bytes = self._grow(missing_bytes)
+            growing = self.store.growing
+            if growing is not None:  # with the lock, so that two threads that ask at once do not lower it again
+                needed_bytes = self.budget_bytes + missing_bytes
+                self.set_budget(max(self.budget_bytes, growing.size_bytes(needed_bytes)))
+                missing_bytes = needed_bytes - self.budget_bytes
                 if missing_bytes <= 0:
                     return
             spare_bytes = int(_SPARE_SHARE * (self.budget_bytes - self._start_bytes))
             freed_bytes = self._evict_cheapest(max(missing_bytes, spare_bytes))
-            may_find = freed_bytes < missing_bytes and self._share is None
+            may_find = freed_bytes < missing_bytes and growing is None
             if may_find and (found_bytes := self.last_resort()) is not None:
                 freed_bytes += found_bytes + self._evict_cheapest(missing_bytes - freed_bytes - found_bytes)
             if freed_bytes < missing_bytes and self._health.fault is not None:
@@ -191,7 +179,7 @@ class Pressure:
             if freed_bytes < missing_bytes:
                 self._missing_bytes = max(self._missing_bytes, missing_bytes - freed_bytes)
                 may_leave = self._keeping or self.persistent is not None
-                if self._share is None and not may_leave and all(each.storage is None for each in self._values):
+                if growing is None and not may_leave and all(each.storage is None for each in self._values):
                     self.live.give_up()
 
     def relieve(self) -> int:
@@ -268,8 +256,9 @@ class Pressure:
         return back_ms if is_written else self.speed.out_ms(value.size_bytes) + back_ms
 
     def _replay_ms(self, value: Value) -> float:
-        owner = value.owner()
-        return NEVER_MS if owner is None or not self.policy.may_drop else owner.replay_ms(value.number)
+        owner, growing = value.owner(), self.store.growing
+        may_drop = self.policy.may_drop and (growing is None or growing.replays)
+        return owner.replay_ms(value.number) if owner is not None and may_drop else NEVER_MS
 
     def _evict(self, value: Value) -> int:
         """Let a value's bytes leave, and return how many are free now."""
@@ -443,6 +432,8 @@ class Pressure:
 
     def _let_go(self, value: Value) -> None:
         self.forget(value)
+        if self.store.growing is not None:
+            self.store.growing.comes(value)
         self.store.settle(value)
         value.storage = None
         self.store.forget_copy(value)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..ground.errors import TierError
+from .growing import GrowingBudget
 from .speed import CopySpeed
 from .values import Memory, Place, Storage, Value
 
@@ -46,11 +47,13 @@ class Store:
         on_move: Called with "left", a value and its storage before its bytes are dropped, with "returned", a value and
             its new storage after memory was allocated for them, and with "ended", a value and None if it is read no
             more while it is not there. None: nobody wants to know.
+        growing: Has to know of moves, as the budget grows with the step, or None.
     """
 
     def __init__(self, memory: Memory, health: Health, speed: CopySpeed) -> None:
         self.memory, self._health, self.speed = memory, health, speed
         self.on_move: Callable[[str, Value, Storage | None], None] | None = None
+        self.growing: GrowingBudget | None = None
 
     def start_out(self, value: Value, place: Place, stats: Counters) -> None:
         """Start to copy a value out: here -> leaving."""
@@ -90,13 +93,18 @@ class Store:
             value.ticket = None
         if self.on_move is not None:
             self.on_move("left", value, storage)
-        value.storage = None
-        return value.size_bytes if value.storage is None else 0  # an op may have begun to work on it
+        value.storage = storage = None
+        is_gone = value.storage is None  # else an op has begun to work on it
+        if is_gone and self.growing is not None:
+            self.growing.left(value)
+        return value.size_bytes if is_gone else 0
 
     def start_in(self, value: Value, stats: Counters) -> None:
         """Start to bring a value back: away -> returning."""
         assert value.storage is None
         assert value.place is not None
+        if self.growing is not None:
+            self.growing.comes(value)
         storage = self.memory.new(value.size_bytes)
         if self.on_move is not None:
             self.on_move("returned", value, storage)

@@ -130,7 +130,6 @@ def test_what_is_away_is_found_by_the_order_of_saving() -> None:
     assert [value.number for value in away.before(51, 5)] == [49, 47, 46, 45]
     away.discard(values[47])
     assert [value.number for value in away.before(51, 5)] == [49, 46, 45]
-    assert away.bytes() == 980
 
 
 def test_what_the_tier_does_not_have_is_not_brought_back_ahead_of_need() -> None:
@@ -139,7 +138,6 @@ def test_what_the_tier_does_not_have_is_not_brought_back_ahead_of_need() -> None
         value.saved_at, value.size_bytes, value.is_copied = value.number + 1, 10, value.number % 3 == 0
         away.add(value)
     assert [value.number for value in away.before(11, 64)] == [9, 6, 3, 0]
-    assert away.bytes() == 100
     values[6].is_copied = False  # it came back, was written over, and was dropped again
     away.add(values[6])
     values[4].is_copied = True
@@ -149,4 +147,3 @@ def test_what_the_tier_does_not_have_is_not_brought_back_ahead_of_need() -> None
     away.discard(values[4])
     away.discard(values[5])
     assert [value.number for value in away.before(11, 64)] == [9, 3, 0]
-    assert away.bytes() == 80
