@@ -90,6 +90,7 @@ class HeldBudget:
         self._state: OptimizerWatch | None = None
         self.growing: GrowingBudget | None = None
         self.is_told, self._steps = share is None, 0
+        self._untold: tuple[int, str, str] | None = None  # the highest peak before that, and why it passed the budget
         self.spared_bytes = 0
         if share is not None:
             self._state = OptimizerWatch(self._state_appeared)
@@ -169,11 +170,26 @@ class HeldBudget:
         if self.is_told:
             self._remarks.larger_budget(size_bytes)
 
+    def passed(self, peak_bytes: int, why: str, reason: str) -> None:
+        """Tell of a step over the budget, or as long as a share of it has yet to come, note what has to be told then.
+
+        Args:
+            peak_bytes: The peak of the step.
+            why: As `Remarks.over_budget` takes it.
+            reason: Likewise.
+        """
+        if not self.is_told:
+            self._untold = max(self._untold or (0, why, reason), (peak_bytes, why, reason))
+        elif (budget_bytes := self.told_bytes) is not None and peak_bytes > budget_bytes:
+            self._remarks.over_budget(peak_bytes, budget_bytes, why, reason)
+
     def _tell(self) -> None:
         """Tell the budget, once it is what it will stay."""
         if not self.is_told and self.size_bytes is not None and self._share is not None:
             self.is_told = True
             self._remarks.budget(self.size_bytes, self._share)
+            if self._untold is not None:
+                self.passed(*self._untold)
 
     def stop(self) -> None:
         """Look at optimizers no longer, and bound nothing that is reserved."""

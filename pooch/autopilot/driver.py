@@ -675,7 +675,7 @@ class StepDriver:
         self._last = LastStep.of(running.decision, left, peak_bytes, known.slowdown)
         if budget_bytes is not None and step.steps_over_budget:
             why = why_over_budget(running, self.evictor, peak_bytes - budget_bytes, self._persistence.has_compiled)
-            self._remarks.over_budget(peak_bytes, budget_bytes, *why)
+            self.budget.passed(peak_bytes, *why)
 
     def _tell_of_tier(self) -> None:
         while self._of_tier:

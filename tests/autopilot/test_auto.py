@@ -386,6 +386,24 @@ def test_a_budget_that_is_a_share_is_told_once_with_the_optimizers_state() -> No
     assert len(budgets()) == 1
 
 
+@pytest.mark.parametrize(("share", "is_passed"), [("60%", False), ("40%", True)])
+def test_a_step_is_told_to_have_passed_a_share_once_the_share_is_known(share: str, is_passed: bool) -> None:
+    """Parameters and gradients are live in the first step, and the optimizer's state is as much again."""
+    model, told = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)]), list[str]()
+    optimizer = torch.optim.Adam(model.parameters())
+    with Auto([model], share, tell=told.append) as auto:
+        for _ in range(2):
+            loss_of(model(torch.randn(4, 256))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        budget_bytes = auto.budget_bytes or 0
+    passed = [line for line in told if " over the budget of " in line]
+    assert len(passed) == is_passed
+    if is_passed:
+        assert f" over the budget of {format_bytes(budget_bytes)}: " in passed[0]
+        assert [line[:14] for line in told].index("the budget is ") < told.index(passed[0])
+
+
 def test_several_models_share_one_budget() -> None:
     def adversarial(generator: nn.Module, critic: nn.Module) -> Found:
         torch.manual_seed(2)

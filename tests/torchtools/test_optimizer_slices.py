@@ -858,6 +858,48 @@ def test_the_place_of_a_group_is_kept_for_an_optimizer_that_asks_for_it() -> Non
     assert len(watch.slices) == 15
 
 
+class OnLists(Own):
+    """Computes each group by ops on lists, which raise for an empty one."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for number, group in enumerate(self.param_groups):
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for parameter in parameters:
+                self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+            momenta = [self.state[parameter]["momentum"] for parameter in parameters]
+            torch._foreach_lerp_(momenta, [parameter.grad for parameter in parameters], self.weight(number))
+            torch._foreach_add_(parameters, momenta, alpha=-group["lr"])
+
+    def weight(self, number: int) -> float:
+        return 0.3
+
+
+class OnListsByPlace(OnLists):
+    def weight(self, number: int) -> float:
+        return 0.3 + 0.1 * number
+
+
+def in_two_groups(kind: Any) -> Any:
+    optimizer = own(kind)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(3))], "lr": 0.2})
+    for each in parameters_of(optimizer)[-2:]:
+        each.grad = torch.linspace(-1, 1, each.numel())
+    return optimizer
+
+
+def test_an_optimizer_that_raises_for_empty_groups_is_cut_without_them() -> None:
+    watch = step_both(lambda: in_two_groups(OnLists))
+    assert watch.told == []
+    assert watch.slices == [[0], [1], [2], [4], [5], [6]] * 3
+
+
+def test_an_optimizer_that_raises_for_empty_groups_and_asks_for_the_place_of_one_is_not_cut() -> None:
+    watch = step_both(lambda: in_two_groups(OnListsByPlace))
+    assert watch.slices == [[0, 1, 2, 3, 4, 5, 6]] * 3
+    assert "raised RuntimeError" in watch.told[0]
+
+
 def test_a_trial_is_made_again_where_a_setting_is_switched_on() -> None:
     class Clips(Own):
         largest_norm = 1.0

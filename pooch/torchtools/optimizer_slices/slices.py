@@ -130,7 +130,7 @@ class OptimizerSlices:
         return result
 
     def _in_slices(self, optimizer: Optimizer, stepped: Stepped, again: bool, known: bool) -> None:
-        shadow = Shadow(optimizer, all_groups=not known)
+        shadow = Shadow(optimizer, all_groups=not known and not self._trials.refuses_empty_groups)
         cutter, count = self._cutter, 0
         for parts in cutter.again(stepped) if again else cutter.anew(stepped, optimizer.state):
             parameters = [parameter for part in parts for parameter in part.parameters]

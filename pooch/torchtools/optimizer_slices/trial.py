@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy
@@ -39,16 +41,29 @@ _CPU = torch.device("cpu")
 _Samples = Sequence[Sequence[Sample]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What a trial has shown: why the step cannot be cut, and whether it raised where a group was empty."""
+
+    why_whole: str | None
+    refuses_empty_groups: bool = False
+
+
 class Trials:
     """Makes each trial once: again only where a setting is switched on or off, or parameters of other kinds appear.
 
     Args:
         plain: the step that the optimizer's class defines.
+
+    Attributes:
+        refuses_empty_groups: whether the last trial that was asked for holds with groups that are not in a slice left
+            out. With all of them there the step raises, as what computes on lists of tensors does for an empty one.
     """
 
     def __init__(self, plain: Step) -> None:
         self._plain = plain
-        self._verdicts: dict[object, str | None] = {}
+        self._verdicts: dict[object, _Verdict] = {}
+        self.refuses_empty_groups = False
 
     def why_whole(self, optimizer: Optimizer, with_closure: bool) -> str | None:
         """Returns why the optimizer's step cannot be cut, or None.
@@ -63,7 +78,8 @@ class Trials:
         key = _key(optimizer, with_closure, samples)
         if key not in self._verdicts:
             self._verdicts[key] = _try(optimizer, self._plain, with_closure, samples)
-        return self._verdicts[key]
+        self.refuses_empty_groups = self._verdicts[key].refuses_empty_groups
+        return self._verdicts[key].why_whole
 
 
 def _key(optimizer: Optimizer, with_closure: bool, samples: _Samples) -> object:
@@ -80,23 +96,33 @@ def _switch(value: object) -> object:
     return value != 0 if isinstance(value, (int, float)) else type(value)
 
 
-def _try(optimizer: Optimizer, plain: Step, with_closure: bool, samples: _Samples) -> str | None:
+def _try(optimizer: Optimizer, plain: Step, with_closure: bool, samples: _Samples) -> _Verdict:
+    reason, has_raised = _outcome(partial(_Trial, optimizer, plain, samples), with_closure, samples)
+    if has_raised and len(samples) > 1:
+        without_empty = partial(_Trial, optimizer, plain, samples, all_groups=False)
+        if _outcome(without_empty, with_closure, samples) == (None, False):
+            return _Verdict(None, refuses_empty_groups=True)
+    return _Verdict(reason)
+
+
+def _outcome(make: Callable[[], _Trial], with_closure: bool, samples: _Samples) -> tuple[str | None, bool]:
+    """Makes a trial, and returns what it says against cutting, or None, and whether that is an error of the step's."""
     devices = {sample.device for group in samples for sample in group} | {_CPU}
     states = {device: RandomStates.of(device) for device in devices}
     try:
         with _disable_current_modes(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _Trial(optimizer, plain, samples).run(with_closure)
+            make().run(with_closure)
         if any(_differ(RandomStates.of(device), state) for device, state in states.items()):
-            return "its step draws random numbers"
+            return "its step draws random numbers", False
     except NotOneByOne as reason:
-        return str(reason)
+        return str(reason), False
     except Exception as error:  # noqa: BLE001
-        return f"a trial on small parameters raised {type(error).__name__}: {first_line(error)}"
+        return f"a trial on small parameters raised {type(error).__name__}: {first_line(error)}", True
     finally:
         for device, state in states.items():
             state.restore(device)
-    return None
+    return None, False
 
 
 def _differ(one: RandomStates, other: RandomStates) -> bool:
@@ -105,13 +131,22 @@ def _differ(one: RandomStates, other: RandomStates) -> bool:
 
 
 class _Trial:
-    def __init__(self, optimizer: Optimizer, plain: Step, samples: _Samples) -> None:
+    """Two copies of an optimizer, of which one steps its parameters together.
+
+    Args:
+        optimizer: the optimizer.
+        plain: the step that its class defines.
+        samples: what its parameters are like.
+        all_groups: as `Shadow` takes it.
+    """
+
+    def __init__(self, optimizer: Optimizer, plain: Step, samples: _Samples, all_groups: bool = True) -> None:
         kinds = {sample.kind for group in samples for sample in group}
         if not kinds <= {torch.Tensor, torch.nn.Parameter}:
             raise NotOneByOne(f"parameters are of {' and '.join(sorted(kind.__name__ for kind in kinds))}")
         if hasattr(type(optimizer), "__del__") or not {"state", "param_groups"} <= vars(optimizer).keys():
             raise NotOneByOne("there cannot be a copy of it")
-        self._plain, self._samples = plain, samples
+        self._plain, self._samples, self._all_groups = plain, samples, all_groups
         self._together, self._apart = small_copy(optimizer, samples), small_copy(optimizer, samples)
 
     def run(self, with_closure: bool) -> None:
@@ -149,7 +184,7 @@ class _Trial:
             raise NotOneByOne("its step returns something of its own")
 
     def _step_apart(self) -> None:
-        shadow = Shadow(self._apart, all_groups=True)
+        shadow = Shadow(self._apart, all_groups=self._all_groups)
         for index, group in enumerate(self._apart.param_groups):
             for parameter in group["params"]:
                 if parameter.grad is not None:
