@@ -1,4 +1,6 @@
-"""Each snippet of README, tutorial and how-to guides runs as it stands, from a checkout and from an installed wheel."""
+"""Each snippet of README, tutorial and how-to guides runs as it stands from an installed wheel, README's from a checkout
+as well.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,7 @@ def wheel_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-@pytest.fixture(params=["checkout", "wheel"])
+@pytest.fixture
 def installed(request: pytest.FixtureRequest) -> tuple[Path, str]:
     """The interpreter, and the folders that it imports from."""
     if request.param == "checkout":
@@ -119,7 +121,9 @@ def prepare(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    ("page", "installed"), [*((page, "wheel") for page in PAGES), ("README.md", "checkout")], indirect=["installed"]
+)
 def test_the_snippets_of_a_page_run(page: str, installed: tuple[Path, str], tmp_path: Path) -> None:
     prepare(tmp_path)
     blocks = blocks_of(page)
