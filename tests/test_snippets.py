@@ -1,5 +1,5 @@
-"""Each snippet of README, tutorial and how-to guides runs as it stands from an installed wheel, README's from a checkout
-as well.
+"""Each snippet of README, tutorial and how-to guides runs as it stands from an installed wheel, README's from a
+checkout as well.
 """
 
 from __future__ import annotations
