@@ -257,8 +257,8 @@ class Library:
             return "online"  # it may have to be compiled first
         if known.never_recorded:
             return "online"
-        is_ready = self._is_warm and self._is_settled
-        if not is_ready if target_bytes else self._counts_peaks:
+        has_to_count = not target_bytes and self._counts_peaks
+        if has_to_count or (target_bytes and not (self._is_warm and self._is_settled)):
             self._is_warm = True
             self.requests.warm_up()  # a plan is asked for soon
             return "online"
@@ -345,7 +345,7 @@ class Library:
         """Take the profile of a step that was recorded.
 
         The first steps of all are not like later ones: libraries load and choose their kernels, and wrappers arrange
-        their buckets. One of them is only recorded where its peak has to be known.
+        their buckets. One of them is only recorded where its peak has to be known and cannot be counted.
 
         Args:
             key: Its key.

@@ -263,7 +263,7 @@ class Persistence:
         if self.memory is not None or self._has_to_stay() or not self._may_begin():
             return
         models = self._living()
-        parameters = [parameter for model in models for parameter in model.parameters()]
+        parameters = parameters_of(models)
         here_bytes = sum(parameter.nbytes for parameter in parameters)
         end_bytes = max(start_bytes, here_bytes) + sum(
             each.nbytes for each in parameters if each.requires_grad and gradient_of(each) is None

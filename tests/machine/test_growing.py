@@ -6,34 +6,9 @@ import random
 
 import pytest
 
-from pooch.machine.account import LiveBytes
 from pooch.machine.growing import GrowingBudget
 from pooch.machine.values import Value
-
-
-class Counted(LiveBytes):
-    """Live bytes that a test changes."""
-
-    asks = True
-
-    def __init__(self, live_bytes: int) -> None:
-        self._live_bytes = self._peak_bytes = live_bytes
-
-    def add(self, size_bytes: int) -> None:
-        self._live_bytes += size_bytes
-        self._peak_bytes = max(self._peak_bytes, self._live_bytes)
-
-    def look(self) -> tuple[int, int] | None:
-        return None
-
-    def now(self) -> int:
-        return self._live_bytes
-
-    def peak(self) -> int:
-        return self._peak_bytes
-
-    def reset_peak(self) -> None:
-        self._peak_bytes = self._live_bytes
+from pooch.simulator.modelled import ModelledMemory
 
 
 def valued(number: int, size_bytes: int) -> Value:
@@ -45,30 +20,32 @@ def valued(number: int, size_bytes: int) -> Value:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_peak_is_that_of_a_step_of_which_nothing_leaves(seed: int) -> None:
     rng = random.Random(seed)
-    live, plain = Counted(1000), Counted(1000)
+    live, plain = ModelledMemory(), ModelledMemory()
+    for counted in (live, plain):
+        counted.take(1000)
     growing = GrowingBudget(live, 0.5)
     here, away, most_live_bytes = list[Value](), list[Value](), 1000
     for number in range(300):
         match rng.choice(["make", "make", "temporary", "leave", "come", "end"]):
             case "make":
                 here.append(valued(number, rng.randrange(1, 100)))
-                live.add(here[-1].size_bytes)
-                plain.add(here[-1].size_bytes)
+                live.take(here[-1].size_bytes)
+                plain.take(here[-1].size_bytes)
             case "temporary":
                 size_bytes = rng.randrange(1, 500)
                 for counted in (live, plain):
-                    counted.add(size_bytes)
+                    counted.take(size_bytes)
                 most_live_bytes = max(most_live_bytes, live.now())
                 for counted in (live, plain):
-                    counted.add(-size_bytes)
+                    counted.take(-size_bytes)
             case "leave" if here:
                 away.append(here.pop(rng.randrange(len(here))))
-                live.add(-away[-1].size_bytes)
+                live.take(-away[-1].size_bytes)
                 growing.left(away[-1])
             case "come" if away:
                 here.append(away.pop(rng.randrange(len(away))))
                 growing.comes(here[-1])
-                live.add(here[-1].size_bytes)
+                live.take(here[-1].size_bytes)
             case "end" if here + away:
                 value = rng.choice(here + away)
                 if value in away:
@@ -77,8 +54,8 @@ def test_the_peak_is_that_of_a_step_of_which_nothing_leaves(seed: int) -> None:
                 else:
                     here.remove(value)
                     growing.comes(value)  # told as well, and of no account
-                    live.add(-value.size_bytes)
-                plain.add(-value.size_bytes)
+                    live.take(-value.size_bytes)
+                plain.take(-value.size_bytes)
         most_live_bytes = max(most_live_bytes, live.now())
         if rng.random() < 0.2:
             assert growing.peak_bytes == plain.peak()
@@ -88,11 +65,12 @@ def test_the_peak_is_that_of_a_step_of_which_nothing_leaves(seed: int) -> None:
 
 
 def test_what_is_only_thought_to_be_needed_does_not_count() -> None:
-    live = Counted(100)
+    live = ModelledMemory()
+    live.take(100)
     growing = GrowingBudget(live, 0.5)
     value = valued(1, 60)
-    live.add(60)
-    live.add(-60)
+    live.take(60)
+    live.take(-60)
     growing.left(value)
     assert growing.size_bytes(200) == 130
     assert growing.size_bytes() == 80
