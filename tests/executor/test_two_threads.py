@@ -17,6 +17,7 @@ from pooch.executor.plan_guide import PlanGuide
 from pooch.executor.step import Step
 from pooch.ir import Choice, Plan
 from pooch.machine import StepLock, Value
+from pooch.machine.growing import GrowingBudget
 from pooch.torchtools.watch import HANDLES
 from tests.executor.online.support import holding
 from tests.executor.support import all_of, is_same, mixed, quick_profile, tight_plan
@@ -310,7 +311,7 @@ def test_a_step_that_may_have_to_leave_waits_while_room_is_made_from_others() ->
 
 def test_a_budget_that_grows_with_the_step_is_not_lowered_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     with holding() as evictor:
-        evictor.grow_with(0.5)
+        evictor.grow_with(GrowingBudget(evictor.live, 0.5))
         budgets: list[int] = []
         hold, grows = evictor.set_budget, threading.Event()
 
