@@ -35,10 +35,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 def compared(name: str, way: Way, backend: str, budget: str = "70%", **options: Any) -> tuple[Trained, Under]:
-    """Train plainly and under a budget, which must give the same bits and compile as much."""
+    """Train under a budget and plainly, which must give the same bits and compile as much."""
     under = Under(budget)
+    budgeted = trained(name, way, backend, prepared=under, **options)  # first: a share is of all that is alive
     plain = trained(name, way, backend, **options)
-    budgeted = trained(name, way, backend, prepared=under, **options)
     assert budgeted.is_as(plain)
     assert budgeted.compiled == plain.compiled, "nothing is compiled by us, and nothing anew"
     return plain, under
@@ -98,12 +98,7 @@ def test_what_was_compiled_before_it_is_given_comes_back_at_once_and_one_line_te
 @pytest.mark.parametrize("name", MODELS)
 def test_each_kind_of_model(name: str, autocast: bool, backend: str) -> None:
     _, under = compared(name, blocks_in_place, backend, "85%", autocast=autocast)
-    if (name, autocast, backend) == ("recurrent", True, "inductor"):  # its compiled block needs more than that at once
-        assert_governed(under)
-        assert under.summary is not None
-        is_told = any(" over the budget of " in line for line in under.told)
-        assert is_told == (under.summary.steps_over_budget > 0)
-    elif name != "skips":  # the program holds most of what it needs at its highest peak
+    if name != "skips":  # the program holds most of what it needs at its highest peak
         assert_held(under)
 
 
