@@ -114,6 +114,13 @@ class ModelFinder:
         if self._device is None:
             self._backward.start()
 
+    def go_on_in_fork(self) -> bool:
+        """Look in this process, which the one that began has forked. False: it cannot, as a model was found before."""
+        if self.auto is not None:
+            return False
+        self._process, self._unfound = os.getpid(), 0
+        return True
+
     def stop(self, *, verbose: bool = False) -> AutoSummary | None:
         """Look no longer, take the budget off, and return what happened, or None if no model was found.
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import os
 import shlex
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ..ground import messages
-from ..ground.errors import PoochError, UsageError, first_line
+from ..ground.errors import UsageError
 from .checks import refuse_missing_device, use_spill_directory
 from .options import (
     allow_recompute_option,
@@ -27,15 +23,11 @@ from .options import (
     verify_option,
 )
 from .output import command_line
-from .run_times import RunTimes, process_age_s
 
 if TYPE_CHECKING:
     from ..api.recompute import AllowRecompute
     from ..autopilot.budget import Bound
-    from ..autopilot.finding import ModelFinder
-    from ..autopilot.summary import AutoSummary
     from ..executor.verification import Verify
-    from ..report.page.live import LivePage
 
 
 class ProgramCommand(click.Command):
@@ -137,7 +129,9 @@ def command(
     plain training. What follows SCRIPT, or -m MODULE, is for the script, whose exit code becomes that of the command.
     --debug stands before `exec`.
     """
+    from .governed_process import GovernedProcess, Governing
     from .scripts import module_runner, script_runner
+    from .started_processes import govern_started_processes
 
     if module is None and not program:
         raise UsageError("there is no script: give one, as in `pooch exec --budget 16GiB train.py`, or -m MODULE")
@@ -150,130 +144,22 @@ def command(
 
         plotly_source()  # that it is missing should not be found after hours of training
 
-    from ..autopilot.finding import ModelFinder
-
-    tell = messages.be_silent if quiet else _tell
-    budgets = {"host_budget": host_budget, "disk_budget": disk_budget}
-    finder = ModelFinder(
-        budget, device=device, **budgets, cache=cache, tell=tell, verify=verify, bound=bound,
-        allow_recompute=allow_recompute,
-    )  # fmt: skip
-
+    options = {
+        "device": device, "host_budget": host_budget, "disk_budget": disk_budget, "cache": cache, "verify": verify,
+        "bound": bound, "allow_recompute": allow_recompute,
+    }  # fmt: skip
     typed = command_line()  # before the script has a command line of its own
-    conclusion = _Conclusion(finder, os.getpid(), report, quiet, verbose, module or program[0], typed)
+    process = GovernedProcess(Governing(budget, options, report, quiet, verbose, module or program[0], typed))
 
     def governed() -> None:
+        process.start()
         # Called by Python before it ends, after the script's threads and whatever way the script ends.
-        atexit.register(conclusion, process_age_s())
-        if report is not None:
-            conclusion.live_page().watch()
-        finder.start()
+        atexit.register(process.conclude)
+        govern_started_processes(process)
         try:
             run()
         except BaseException as error:
-            _tell_of_failure(error)
+            process.tell_of_failure(error)
             raise
 
     return governed
-
-
-def _tell_of_failure(error: BaseException) -> None:
-    """Tell which of several ranks failed first: its launcher ends the others, or their next collective fails."""
-    if _world_size() == 1 or (isinstance(error, SystemExit) and error.code in (None, 0)):
-        return
-    from ..torchtools.ranks import Ranks, is_distributed
-
-    ranks = Ranks("exec") if is_distributed() else None
-    other = None if ranks is None else ranks.failure()
-    if other is not None:
-        _tell(f"{other}; so this rank ends as well")
-        return
-    if ranks is not None:
-        ranks.fail(error)
-    _tell(f"rank {_rank()} failed: {type(error).__name__}: {first_line(error)}; the other ranks end with it")
-
-
-@dataclass(frozen=True, slots=True)
-class _Conclusion:
-    """Prints the summary, and writes the page.
-
-    Attributes:
-        finder: What held the budget.
-        process: The process that it was held in.
-        report: The page to write, or None.
-        quiet: Whether nothing is printed.
-        verbose: Whether what Pooch did inside of the steps is printed too.
-        script: What was run.
-        typed: The command line.
-    """
-
-    finder: ModelFinder
-    process: int
-    report: Path | None
-    quiet: bool
-    verbose: bool
-    script: str
-    typed: str
-
-    def __call__(self, starting_s: float) -> None:
-        """Conclude, unless this is a worker that the script has forked."""
-        if os.getpid() != self.process:
-            return
-        begin_s = time.monotonic()
-        summary = self.finder.stop(verbose=self.verbose)
-        if summary is None or not summary.steps:
-            why = self.finder.refusals or ["no model with trainable parameters was called with gradients enabled"]
-            _tell(f"no step was run under the budget: {'; '.join(why)}")
-            return
-        if not self.quiet:
-            times = RunTimes(starting_s, self.finder.preparing_s, time.monotonic() - begin_s, process_age_s())
-            verdict, *others = (line.removeprefix("pooch: ") for line in str(summary).splitlines())
-            for line in (verdict, times.line(summary), *others):
-                _tell(line)
-        if self.report is not None:
-            self._write_page()
-
-    def live_page(self) -> LivePage:
-        """The page while the script runs."""
-        from ..report.page.live import LivePage
-
-        def summary() -> AutoSummary | None:
-            return None if self.finder.auto is None else self.finder.auto.summary()
-
-        return LivePage(self._page_path(), self.script, summary, command=self.typed)
-
-    def _page_path(self) -> Path:
-        """The page of this rank."""
-        assert self.report is not None
-        return self.report.with_stem(f"{self.report.stem}.rank{_rank()}") if _rank() else self.report
-
-    def _write_page(self) -> None:
-        from ..report.page.run import write_run_report
-
-        auto, path = self.finder.auto, self._page_path()
-        assert auto is not None
-        try:
-            write_run_report(auto.summary(), auto.planned, path, title=self.script, command=self.typed)
-        except PoochError as error:
-            _tell(f"the report was not written: {error}")
-            return
-        if not self.quiet:
-            _tell(f"wrote {path}: open it in a browser")
-
-
-def _rank() -> int:
-    """This process's number among those that `torchrun` has started."""
-    return _told_by_launcher("RANK", 0)
-
-
-def _world_size() -> int:
-    return _told_by_launcher("WORLD_SIZE", 1)
-
-
-def _told_by_launcher(name: str, otherwise: int) -> int:
-    given = os.environ.get(name, "")
-    return int(given) if given.isdigit() else otherwise
-
-
-def _tell(text: str) -> None:
-    messages.report(text, speaker=f"pooch (rank {_rank()})" if _world_size() > 1 else "pooch")

@@ -60,6 +60,11 @@ def rank_count() -> int:
     return distributed.get_world_size() if is_distributed() else 1
 
 
+def own_rank() -> int | None:
+    """Number of this process in the default process group, or None if there is none with several ranks."""
+    return distributed.get_rank() if rank_count() > 1 else None
+
+
 def local_count(count: int) -> int:
     """Return how many ranks share this machine: what the launcher says, or else all of them.
 

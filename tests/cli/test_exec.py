@@ -417,6 +417,41 @@ def test_each_process_of_torchrun_holds_the_budget(folder: Folder, kind: str) ->
     assert 0 < float(taken[0]) <= 16
 
 
+STARTING = """
+import multiprocessing, os
+class Trains(multiprocessing.get_context("fork").Process):
+    def run(self):
+        train(torch.nn.Sequential(*[block() for _ in range(4)]))
+def rank(number):
+    meeting = "file://" + os.path.abspath(sys.argv[1])
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=number, world_size=2)
+    train(torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*[block() for _ in range(4)])))
+    torch.distributed.destroy_process_group()
+if __name__ == "__main__":
+    forked = Trains(name="forked")
+    forked.start()
+    forked.join()
+    list(torch.utils.data.DataLoader([0, 1], num_workers=1))
+    torch.multiprocessing.spawn(rank, nprocs=2)
+"""
+
+
+def test_each_process_that_the_script_starts_holds_the_budget(folder: Folder) -> None:
+    script = folder.write("starting.py", SMALL + STARTING)
+    plain = folder.python(script, "plainly")
+    budgeted = folder.budgeted("--report", "page.html", script, "budgeted")
+    assert plain.returncode == 0, plain.stderr
+    assert budgeted.returncode == 0, budgeted.stderr
+    assert sorted(budgeted.stdout.splitlines()) == sorted(plain.stdout.splitlines())
+    for name in ("forked", "rank 0", "rank 1"):
+        assert len(re.findall(rf"pooch \({name}\): Budget held: [\d.]+ of [\d.]+ MiB", budgeted.stderr)) == 1
+        assert f"pooch ({name}): 6 steps: " in budgeted.stderr
+        assert len(re.findall(rf"pooch \({name}\): [\d.]+ MiB swapped", budgeted.stderr)) == 1
+    assert "the script has started 3 processes through multiprocessing" in budgeted.stderr
+    pages = sorted(path.name for path in folder.path.glob("*.html"))
+    assert pages == ["page.forked.html", "page.html", "page.rank1.html"]
+
+
 FAILING = """
 class Fails(torch.autograd.Function):
     @staticmethod

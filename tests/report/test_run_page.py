@@ -133,7 +133,7 @@ def test_the_page_of_a_run_is_rewritten_while_it_trains_but_seldom(tmp_path: Pat
     def summary() -> AutoSummary:
         return AutoSummary(steps_in_core=steps[-1])
 
-    page = LivePage(path, "train.py", summary, command="pooch exec <x>", clock=clock)
+    page = LivePage(lambda: path, "train.py", summary, command="pooch exec <x>", clock=clock)
     page.stepped()
     assert not path.exists(), "no step has ended yet"
     seen = []
@@ -159,7 +159,7 @@ def test_a_page_that_takes_long_to_write_is_written_less_often(tmp_path: Path, m
         written.append(clock.now_s)
 
     monkeypatch.setattr(live, "write_live_report", slowly)
-    page = LivePage(path, "train.py", lambda: AutoSummary(steps_in_core=1), clock=clock)
+    page = LivePage(lambda: path, "train.py", lambda: AutoSummary(steps_in_core=1), clock=clock)
     for _ in range(1000):
         page.stepped()
         clock.now_s += 0.1
@@ -174,7 +174,7 @@ def test_a_page_that_cannot_be_written_does_not_disturb_training(tmp_path: Path)
         return AutoSummary(steps_in_core=1)
 
     clock = Clock()
-    page = LivePage(tmp_path / "no such folder" / "run.html", "train.py", summary, clock=clock)
+    page = LivePage(lambda: tmp_path / "no such folder" / "run.html", "train.py", summary, clock=clock)
     for _ in range(3):
         page.stepped()
         clock.now_s += 60

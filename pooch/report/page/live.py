@@ -22,7 +22,7 @@ class LivePage:
     it takes a hundredth of the time at most. A page that cannot be written is left alone from then on.
 
     Args:
-        path: The file to write.
+        path: Returns the file to write.
         title: What is run.
         summary: What happened so far; None: nothing yet.
         command: What the page is written by.
@@ -31,7 +31,7 @@ class LivePage:
 
     def __init__(
         self,
-        path: Path,
+        path: Callable[[], Path],
         title: str,
         summary: Callable[[], AutoSummary | None],
         *,
@@ -57,7 +57,7 @@ class LivePage:
         if summary is None or not summary.steps:
             return
         try:
-            write_live_report(summary, self._path, title=self._title, command=self._command)
+            write_live_report(summary, self._path(), title=self._title, command=self._command)
         except PoochError:  # the page that is written in the end tells why
             self._next_s = float("inf")
             return
