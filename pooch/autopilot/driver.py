@@ -43,11 +43,12 @@ from .library import MOST_FAILURES, Library
 from .native_quiet import NativeQuiet
 from .persistence import Persistence
 from .quiet import FAR_SHARE, QuietCalls, QuietKind, QuietTally
-from .remarks import BACKWARD_IS_COMPILED, MOVES_WITHIN, OWN_HOOKS, OWN_HOOKS_FIRST, Remarks
+from .remarks import BACKWARD_IS_COMPILED, MOVES_WITHIN, NOTHING_LEFT, OWN_HOOKS, OWN_HOOKS_FIRST, Remarks
 from .running import RunningStep
 from .signature import REGION, StepKey, step_key
 from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call, nothing_is_around
 from .standstill import Standstill
+from .staying import Staying
 from .steps import IN_CORE, DrivenStep, GovernedStep, RecordedStep
 from .summary import Counters, Decision, StepTimes, counted
 from .uncalled import UncalledSteps
@@ -120,6 +121,7 @@ class StepDriver:
         self._are_uncalled, self._calls_in_a_row = False, 0  # whether steps are expected without a call; steps with one
         self._compiled = CallsEverywhere(weakly(self.compiled_call))
         self._compiled.begin()
+        self._staying = Staying(evictor, lambda: governed.living, persistence.states)
         self._standstill = Standstill(weakly(self.take_over))
         self._standstill.begin()
         self.graphs = GraphRecompute(weakly(self.room)) if allow_recompute == "rounding" else None
@@ -376,7 +378,11 @@ class StepDriver:
         running = self._running
         if freed_bytes or running is None or not running.is_of_this_thread:
             return freed_bytes or None
-        return 0 if self._persistence.let_state_leave_now() else None
+        if self._persistence.let_state_leave_now():
+            return 0
+        if self.budget.is_told:
+            self._staying.look()
+        return None
 
     def _prepare(self, stats: RunStats, models: list[torch.nn.Module]) -> None:
         """Prepare for a step whose values may leave."""
@@ -676,6 +682,8 @@ class StepDriver:
         if budget_bytes is not None and step.steps_over_budget:
             why = why_over_budget(running, self.evictor, peak_bytes - budget_bytes, self._persistence.has_compiled)
             self.budget.passed(peak_bytes, *why)
+            if NOTHING_LEFT in why and self.budget.is_told and (staying := self._staying.take()) is not None:
+                self._remarks.staying(staying)
 
     def _tell_of_tier(self) -> None:
         while self._of_tier:

@@ -140,7 +140,7 @@ class Persistence:
             return
         self._end_memory()
         for model in self._living():
-            for tensor in _tensors_of(model):
+            for tensor in tensors_of(model):
                 unmark(tensor)  # the keys of a tensor are a reason to compile anew
         self._refuse_compiled()
 
@@ -184,7 +184,7 @@ class Persistence:
         self._move_in(models, device)
 
     def _move_in(self, models: Sequence[torch.nn.Module], device: torch.device) -> None:
-        elsewhere = [model for model in models if any(each.device != device for each in _tensors_of(model))]
+        elsewhere = [model for model in models if any(each.device != device for each in tensors_of(model))]
         if not elsewhere:
             return
         memory = self.memory
@@ -486,7 +486,7 @@ def _are_addresses_recorded() -> bool:
     return LIBRARY.loaded is not None and LIBRARY.loaded.records_inputs()
 
 
-def _tensors_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+def tensors_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     """Yield the parameters of a model, their gradients, and its buffers."""
     for parameter in model.parameters():
         yield parameter

@@ -73,6 +73,10 @@ class Remarks:
                 f"{format_bytes(budget_bytes)}: {why}"
             )
 
+    def staying(self, what: str) -> None:
+        """Tell what could not leave where the budget was passed."""
+        self._warn(what)
+
     def before(self, live_bytes: int, budget_bytes: int) -> None:
         """Tell that more than the budget is live before it is held."""
         if live_bytes > budget_bytes:

@@ -1,0 +1,71 @@
+"""What is told of what stays where nothing more can leave."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pooch.autopilot.optimizer_states import OptimizerStates
+from pooch.autopilot.staying import Staying
+from tests.autopilot.under import Under
+
+ROWS, WIDTH = 64, 256
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20}
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(*[layer for _ in range(6) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())])
+
+
+def lines_of(budget: int | str, held: list[torch.Tensor]) -> list[str]:
+    """Train under a budget while the program holds some tensors, and return the lines about what stayed."""
+    torch.manual_seed(0)
+    model, under = Net(), Under(budget)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with under(model):
+        for _ in range(4):
+            model(torch.rand(ROWS, WIDTH)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert held or not under.summary.steps_over_budget
+    return [line for line in under.told if " that stayed then, " in line]
+
+
+def test_the_largest_tensors_that_the_program_holds_are_named_once() -> None:
+    held = [torch.zeros(1024, 1031), torch.zeros(3, dtype=torch.int64), torch.zeros(1024, 1033)[:2]]
+    (line,) = lines_of(4 * 2**20, held)
+    names = "float32[1024,1033] 4.04 MiB, float32[1024,1031] 4.03 MiB"
+    assert f"are tensors that the program holds (the largest: {names}, float32[" in line
+    figures = re.findall(r"([\d.]+) (B|KiB|MiB) (?:that|are|param|what)", line)
+    live_bytes, held_bytes, *others_bytes = (float(number) * UNITS[unit] for number, unit in figures)
+    assert live_bytes == pytest.approx(held_bytes + sum(others_bytes), abs=0.02 * 2**20)
+    assert sum(each.untyped_storage().nbytes() for each in held) <= held_bytes + 0.01 * 2**20
+
+
+def test_nothing_is_told_where_the_budget_is_held() -> None:
+    assert lines_of("90%", []) == []
+
+
+def test_objects_are_looked_through_while_more_is_live_and_not_told_yet() -> None:
+    looks = list[int]()
+
+    def models() -> list[nn.Module]:
+        looks.append(1)
+        return []
+
+    evictor: Any = SimpleNamespace(device=torch.device("cpu"), persistent=None, live=SimpleNamespace())
+    staying = Staying(evictor, models, OptimizerStates(None, []))
+    assert staying.take() is None
+    for live_bytes in (2**20, 2**20 + 2**10, *(times * 2**20 for times in range(2, 100))):
+        evictor.live.now = lambda live_bytes=live_bytes: live_bytes
+        staying.look()
+        assert len(looks) > 1 or live_bytes < 2 * 2**20, "hardly more was live the second time"
+    assert len(looks) == 5
+    assert "of 5.00 MiB that stayed then" in str(staying.take())
+    assert staying.take() is None
