@@ -17,7 +17,7 @@ from ..torchtools import accelerators
 from ..torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from ..torchtools.endings import end_with
 from ..torchtools.memory_trace import live_bytes, live_tensors
-from ..torchtools.tensors import has_plain_storage, storage_key, storage_of
+from ..torchtools.tensors import storage_key, storage_of
 from ..torchtools.watch import address_of, is_away
 
 _TIMES_A_WALK = 5  # the time between two walks over all tensors
@@ -73,7 +73,7 @@ class CountedBytes(LiveBytes):
         """
         if if_less and all(_is_where_it_was(*each) for each in self._earlier):
             return
-        found = {storage_key(tensor): tensor for tensor in live_tensors() if has_plain_storage(tensor)}
+        found = {storage_key(tensor): tensor for tensor in live_tensors()}
         there = [storage_of(tensor) for key, tensor in found.items() if not is_away(key)]
         unknown = [storage for storage in there if not self._allocator.knows(address_of(storage))]
         self._earlier = [(weakref.ref(storage), address_of(storage)) for storage in unknown]

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -28,7 +29,7 @@ from .cpu_allocator.tracing import ThreadTraces, traces_here
 from .profiler_log import quiet_allocator, quiet_start
 from .reported_memory import MemoryEvent, reported_memory
 from .requested_sizes import RequestedSizes, as_requested
-from .tensors import storage_bytes
+from .tensors import has_own_memory, inner_tensors, storage_bytes
 from .threads import is_alone
 
 MARKER = "pooch:"
@@ -253,7 +254,7 @@ def live_bytes(device: torch.device) -> int:
 
 
 def live_tensors() -> list[torch.Tensor]:
-    """Returns all tensors in CPU memory that the interpreter tracks."""
+    """Returns all tensors in CPU memory that the interpreter tracks. In place of sparse ones, it is their parts."""
     found: list[torch.Tensor] = []
     reads_gradients = is_alone()
     for candidate in live_objects(torch.Tensor):
@@ -262,7 +263,13 @@ def live_tensors() -> list[torch.Tensor]:
             # Another thread may be training with it, and PyTorch ends the process if its gradient is read then.
             if reads_gradients and candidate.is_leaf and candidate.grad is not None:
                 found.append(candidate.grad)
-    return found
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        without = [each for each in found if not has_own_memory(each) and each.layout in _SPARSE]
+        parts = [part for each in without for part in inner_tensors(each) or ()]
+    return [each for each in chain(found, parts) if has_own_memory(each)]
+
+
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 _is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor  # by `torch.vmap` and the like: it has no memory

@@ -23,7 +23,7 @@ import torch
 from .cpu_allocator import CountingAllocator, counting_allocator
 from .malloc import trim_freed_memory
 from .memory_trace import MemoryTrace, MemoryTracer, live_tensors, marker
-from .tensors import has_plain_storage, storage_key
+from .tensors import storage_key
 
 _MARK = "mark of a window"
 
@@ -146,7 +146,7 @@ class PeakWindow:
 
 
 def _live_storages() -> list[tuple[weakref.ref[torch.UntypedStorage], int]]:
-    storages = {storage_key(t): t.untyped_storage() for t in live_tensors() if has_plain_storage(t)}
+    storages = {storage_key(t): t.untyped_storage() for t in live_tensors()}
     return [(weakref.ref(storage), storage.nbytes()) for storage in storages.values()]
 
 

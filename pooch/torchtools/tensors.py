@@ -155,7 +155,7 @@ def tensors_with_memory(arguments: Any) -> tuple[list[torch.Tensor], bool]:
     stack = find_tensors(arguments)
     while stack:
         tensor = stack.pop()
-        if _has_own_memory(tensor):
+        if has_own_memory(tensor):
             found.append(tensor)
             continue
         inner = inner_tensors(tensor)
@@ -166,7 +166,8 @@ def tensors_with_memory(arguments: Any) -> tuple[list[torch.Tensor], bool]:
     return found, hidden
 
 
-def _has_own_memory(tensor: torch.Tensor) -> bool:
+def has_own_memory(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor has a storage with its bytes, also where these alone do not make it again."""
     if type(tensor) is FakeTensor:
         return True
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):

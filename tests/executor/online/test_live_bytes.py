@@ -109,3 +109,52 @@ def test_what_came_past_the_allocator_since_it_was_counted_does_not_count_below_
         assert counter.now() == before_bytes
     counter.close()
     del there
+
+
+def _sparse(layout: torch.layout) -> torch.Tensor:
+    dense = torch.zeros(256, 256)
+    dense[::4, ::4] = 1  # in blocks of 2x2, which are half empty
+    blocks = (2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
+    return dense.to_sparse(layout=layout, blocksize=blocks)
+
+
+UNUSUAL = {
+    "coo": lambda: _sparse(torch.sparse_coo),
+    "csr": lambda: _sparse(torch.sparse_csr),
+    "csc": lambda: _sparse(torch.sparse_csc),
+    "bsr": lambda: _sparse(torch.sparse_bsr),
+    "bsc": lambda: _sparse(torch.sparse_bsc),
+    "gradient": lambda: torch.nn.Embedding(50, 64, sparse=True),
+    "quantized": lambda: torch.quantize_per_tensor(torch.zeros(128, 128), 0.1, 0, torch.qint8),
+    "nested": lambda: torch.nested.nested_tensor([torch.zeros(40, 64), torch.zeros(24, 64)]),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tensors_of_every_layout_that_were_there_before_are_counted(kind: str) -> None:
+    """Such as the adjacency matrix of a graph, which often takes most."""
+    if the_allocator().is_in_use:
+        pytest.skip("something counts already")
+
+    def made() -> object:
+        found = UNUSUAL[kind]()
+        if isinstance(found, torch.nn.Embedding):
+            found(torch.arange(50)).sum().backward()
+        return found
+
+    gc.collect()
+    counter = live_bytes.live_bytes_of(torch.device("cpu"))
+    before_bytes, kept = counter.now(), made()
+    own_bytes = counter.now() - before_bytes  # as the allocator counts them
+    counter.close()
+    assert own_bytes > 10_000
+    del kept
+    gc.collect()
+    kept = made()
+    counter = live_bytes.live_bytes_of(torch.device("cpu"))
+    try:
+        assert abs(counter.now() - before_bytes - own_bytes) <= 256
+    finally:
+        counter.close()
+    del kept
