@@ -437,8 +437,10 @@ READS: dict[str, Callable[[torch.Tensor], bytes]] = {
 
 
 def _by_items(tensor: torch.Tensor) -> bytes:
-    """The first bytes one by one, as `tolist` reads them, which takes microseconds for each, and some of the others."""
+    """Each item takes microseconds, so of a large storage only the first ones and some of the others are read."""
     storage = tensor.untyped_storage()
+    if len(storage) <= 4 * WIDTH:  # of a bias
+        return bytes(storage.tolist())
     items = dict(enumerate(islice(storage, 1000)))
     items |= {at: storage[at] for at in range(1000, len(storage), 997)}
     whole = bytearray(tensor.numpy().tobytes())
