@@ -18,7 +18,7 @@ from torch import multiprocessing
 import pooch
 
 # Pooch loads what it needs on first use; a rank that had to would do so beside the other one.
-_LOADED = (pooch.profile, pooch.plan, pooch.apply, pooch.auto, pooch.guard)
+_LOADED = (torch._dynamo, torch.distributed.fsdp, pooch.profile, pooch.plan, pooch.apply, pooch.auto, pooch.guard)
 
 
 def run_ranks(work: Callable[..., None], arguments: tuple[Any, ...], ranks: int) -> None:
