@@ -25,12 +25,12 @@ from pooch.errors import PoochError
 from pooch.executor import apply_plan
 from pooch.ir import Plan, Profile, Region
 from tests.api.altering import altered_text
-from tests.executor.conftest import decide_on_everything, frozen_heap, one_thread
+from tests.executor.conftest import decide_on_everything, one_thread
 from tests.executor.nets import make_job
 from tests.executor.support import assert_same, mixed, profile_job, tight_plan, train
 from tests.toys import random_decisions
 
-__all__ = ["decide_on_everything", "frozen_heap", "one_thread"]
+__all__ = ["decide_on_everything", "one_thread"]
 
 MOST_SECONDS = 20  # for one file; a hang, not a slow machine
 PLAN_SEEDS = range(240)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.executor.conftest import decide_on_everything, frozen_heap, one_thread
+from tests.executor.conftest import decide_on_everything, one_thread
 
-__all__ = ["decide_on_everything", "frozen_heap", "one_thread"]
+__all__ = ["decide_on_everything", "one_thread"]
 
 
 def state_of_the_process() -> tuple[object, ...]:

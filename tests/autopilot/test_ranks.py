@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributed, multiprocessing, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,6 +27,7 @@ from pooch.executor.engines.pinned import RESERVE_BYTES
 from pooch.executor.engines.tier_room import TierRoom
 from pooch.torchtools import ranks as ranks_module
 from tests.children import child_environment
+from tests.forked_ranks import run_ranks
 
 pytestmark = pytest.mark.cpu
 STEPS, WAIT_AFTER, LONGEST_WAIT_S = 10, 4, 200.0  # it ends as soon as there is a plan
@@ -35,8 +36,7 @@ MODES = ("ddp", "unused", "static", "bucket views", "accumulated", "sharded", "s
 
 def on_ranks(work: Callable[..., None], directory: Path, *arguments: Any, ranks: int = 2) -> None:
     """Run `work(rank, *arguments)` in processes of their own; what one of them raises is raised here."""
-    store = f"file://{directory}/store"
-    multiprocessing.spawn(_rank, (work, store, ranks, arguments), nprocs=ranks)  # type: ignore[no-untyped-call]
+    run_ranks(_rank, (work, f"file://{directory}/store", ranks, arguments), ranks)
 
 
 def _rank(rank: int, work: Callable[..., None], store: str, ranks: int, arguments: tuple[Any, ...]) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -21,15 +20,6 @@ def mutated_sources() -> Iterator[None]:
     assert folder is None or watch.LIBRARY.loaded is None, "the mutation would not be tried"
     with nullcontext() if folder is None else built_from(Path(folder)):
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def frozen_heap() -> Iterator[None]:
-    """What was imported is nobody's garbage: looking through it again for every profile takes most of the time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(params=["native", "mode"])

@@ -15,6 +15,7 @@ import pooch
 from pooch.errors import UsageError
 from pooch.executor.apply import apply_plan
 from pooch.ir.plan import GRAPH
+from pooch.planner import Effort
 from tests.autopilot.test_compiled import Broken, Changing
 from tests.compiled_models import MODELS, WIDTH, blocks_in_place, blocks_wrapped, data_of, whole
 
@@ -48,13 +49,13 @@ def steps(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> list[Tensor
     ]
 
 
-def compare(name: str, way: Any, backend: str, budget: str) -> tuple[pooch.Plan, Any]:
+def compare(name: str, way: Any, backend: str, budget: str, effort: Effort = "full") -> tuple[pooch.Plan, Any]:
     data = data_of(name, torch.Generator().manual_seed(2))
     expected = steps(compiled(name, way, backend), [data] * 4)
     graphs = counters["stats"]["unique_graphs"]
     model = compiled(name, way, backend)
     profile = pooch.profile(lambda: loss_of(model, data), model)
-    plan = pooch.plan(profile, budget=budget)
+    plan = pooch.plan(profile, budget=budget, effort=effort)
     with apply_plan(plan, model, measure_every=1) as run:
         assert all(map(torch.equal, steps(model, [data] * 4), expected))
     assert counters["stats"]["unique_graphs"] == graphs, "nothing is compiled by us, and nothing anew"
@@ -75,7 +76,7 @@ def test_compiled_blocks_follow_their_plan(way: Any) -> None:
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("name", MODELS)
 def test_each_kind_of_model(name: str, backend: str) -> None:
-    compare(name, blocks_in_place, backend, "80%")
+    compare(name, blocks_in_place, backend, "80%", "fast")  # how plans are searched for is the same for all kinds
 
 
 def test_a_model_compiled_as_a_whole_is_planned_too() -> None:
@@ -96,7 +97,7 @@ def test_what_graphs_write_to_and_what_lies_between_them(kind: type[nn.Module]) 
     expected = steps(built(), [data] * 3)
     model = built()
     profile = pooch.profile(lambda: loss_of(model, data), model)
-    with apply_plan(pooch.plan(profile, budget="min"), model) as run:
+    with apply_plan(pooch.plan(profile, budget="min", effort="fast"), model) as run:
         assert all(map(torch.equal, steps(model, [data] * 3), expected))
     assert run.stats.swapped_out_bytes > 0
 
@@ -107,7 +108,7 @@ def test_a_step_that_leaves_its_plan_has_its_bits() -> None:
     batches = [data, other, data]
     expected = steps(compiled("language", blocks_in_place, "aot_eager"), batches)
     model = compiled("language", blocks_in_place, "aot_eager")
-    plan = pooch.plan(pooch.profile(lambda: loss_of(model, data), model), budget="75%")
+    plan = pooch.plan(pooch.profile(lambda: loss_of(model, data), model), budget="75%", effort="fast")
     with warnings.catch_warnings(), apply_plan(plan, model, measure_every=1) as run:
         warnings.simplefilter("ignore")
         assert all(map(torch.equal, steps(model, batches), expected))
@@ -118,7 +119,7 @@ def test_a_step_that_leaves_its_plan_has_its_bits() -> None:
 def test_a_plan_of_the_model_before_it_was_compiled_is_refused() -> None:
     data = data_of("language", torch.Generator().manual_seed(2))
     model = MODELS["language"]()
-    plan = pooch.plan(pooch.profile(lambda: loss_of(model, data), model), budget="75%")
+    plan = pooch.plan(pooch.profile(lambda: loss_of(model, data), model), budget="75%", effort="fast")
     blocks_in_place(model, "aot_eager")
     with pytest.raises(UsageError, match="was not when the plan was made: profile and plan again"):
         apply_plan(plan, model)
@@ -131,7 +132,8 @@ def test_a_plan_of_graphs_that_make_values_again() -> None:
     budget_bytes = 7 * 2**20
     profile = pooch.profile(lambda: loss_of(model, data), model, memory_limit=budget_bytes, allow_recompute="rounding")
     assert any('allow_recompute="rounding"' in note for note in profile.notes)
-    with apply_plan(pooch.plan(profile, budget=budget_bytes), model, measure_every=1) as run:
+    plan = pooch.plan(profile, budget=budget_bytes, effort="fast")
+    with apply_plan(plan, model, measure_every=1) as run:
         assert all(map(torch.equal, steps(model, [data] * 3), expected)), "aot_eager fuses nothing"
     assert run.totals.steps_over_budget == 0
 

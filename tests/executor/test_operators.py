@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import Counter
 from pathlib import Path
@@ -25,6 +26,14 @@ NAMES = [
     "nn.functional.rrelu", "nn.functional.scaled_dot_product_attention", "nn.functional.unfold", "norm", "put",
     "renorm", "roll", "scatter_reduce", "select_scatter", "sort", "svd", "to_sparse", "unbind", "where",
 ]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_database() -> None:
+    """As `python -m benchmarks.operators` does: PyTorch's database is nobody's garbage, and large."""
+    operators.entries()
+    gc.collect()
+    gc.freeze()
 
 
 def swept(names: list[str], most_samples: int) -> list[operators.Outcome]:

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor, distributed, multiprocessing, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 import pooch
@@ -19,6 +19,7 @@ from pooch.executor.floor import Floor
 from pooch.torchtools.memory_meter import MemoryMeter
 from tests.executor.support import assert_same, mixed
 from tests.executor.test_microbatches import Block
+from tests.forked_ranks import run_ranks
 
 MICROBATCHES, ROWS, WIDTH = 4, 256, 48
 IN_FLIGHT = {"gpipe": (4, 4), "1f1b": (2, 1)}  # of the first and of the last stage
@@ -100,7 +101,7 @@ def stage_under_a_plan(rank: int, ranks: int, store: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
 def test_two_stages_keep_their_bits_and_the_predicted_peak(kind: str, tmp_path: Path) -> None:
     store = f"file://{tmp_path}/store"
-    multiprocessing.spawn(stage_under_a_plan, (2, store, kind), nprocs=2)  # type: ignore[no-untyped-call]
+    run_ranks(stage_under_a_plan, (2, store, kind), 2)
 
 
 def test_microbatches_of_other_schedules_are_not_guessed() -> None:

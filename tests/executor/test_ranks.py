@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributed, multiprocessing, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,14 +20,14 @@ from pooch.executor import apply_plan
 from pooch.profiler import assembly
 from tests.executor.support import all_of, quick_profile, tight_plan
 from tests.executor.test_ways_of_training import CHOICES, Layers, check
+from tests.forked_ranks import run_ranks
 
 RANKS = 2
 
 
 def on_ranks(work: Callable[[int], None], directory: Path, ranks: int = RANKS) -> None:
     """Run `work(rank)` in processes of their own; what one of them raises is raised here."""
-    arguments = (work, f"file://{directory}/store", ranks)
-    multiprocessing.spawn(_rank, arguments, nprocs=ranks)  # type: ignore[no-untyped-call]
+    run_ranks(_rank, (work, f"file://{directory}/store", ranks), ranks)
 
 
 def _rank(rank: int, work: Callable[[int], None], store: str, ranks: int) -> None:

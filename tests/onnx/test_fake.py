@@ -14,9 +14,9 @@ from pooch.ir import Profile
 from pooch.workloads import WorkloadFactory, load_workload
 from tests.executor.support import LINK, quick_profile
 from tests.onnx.support import Arrays, save_graph
-from tests.profiler.conftest import decide_on_everything, frozen_heap, one_thread
+from tests.profiler.conftest import decide_on_everything, one_thread
 
-__all__ = ["decide_on_everything", "frozen_heap", "one_thread"]
+__all__ = ["decide_on_everything", "one_thread"]
 
 node = helper.make_node
 

@@ -1,3 +1,3 @@
-from tests.autopilot.conftest import decide_on_everything, frozen_heap, nothing_is_left_behind, one_thread
+from tests.autopilot.conftest import decide_on_everything, nothing_is_left_behind, one_thread
 
-__all__ = ["decide_on_everything", "frozen_heap", "nothing_is_left_behind", "one_thread"]
+__all__ = ["decide_on_everything", "nothing_is_left_behind", "one_thread"]

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from tests.executor.conftest import decide_on_everything, frozen_heap, one_thread
+from tests.executor.conftest import decide_on_everything, one_thread
 
-__all__ = ["decide_on_everything", "frozen_heap", "one_thread"]
+__all__ = ["decide_on_everything", "one_thread"]
