@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pooch.executor.floor import Floor
+from pooch.ground.live_objects import freeze_known
 from pooch.torchtools import watch
 from pooch.torchtools.cuda_only import forget_blas_workspaces
 from tests.chosen_device import chosen_device
@@ -67,7 +68,7 @@ def frozen_heap() -> None:
     """
     if len(gc.get_objects()) > MOST_LOOKED_THROUGH:  # at first, and where much was imported since
         gc.collect()
-        gc.freeze()
+        freeze_known()
 
 
 @pytest.fixture(autouse=True)

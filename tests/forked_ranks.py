@@ -6,7 +6,6 @@ to four ranks. What a rank is given has to be importable, as for any process tha
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ import torch.distributed.fsdp
 from torch import multiprocessing
 
 import pooch
+from pooch.ground.live_objects import freeze_known
 
 # Pooch loads what it needs on first use; a rank that had to would do so beside the other one.
 _LOADED = (torch._dynamo, torch.distributed.fsdp, pooch.profile, pooch.plan, pooch.apply, pooch.auto, pooch.guard)
@@ -31,5 +31,5 @@ def run_ranks(work: Callable[..., None], arguments: tuple[Any, ...], ranks: int)
 def _begun(rank: int, work: Callable[..., None], arguments: tuple[Any, ...], environment: dict[str, str]) -> None:
     os.environ.clear()  # the process that this one was forked from was started by an earlier test
     os.environ.update(environment)
-    gc.freeze()  # what was imported is nobody's garbage
+    freeze_known()  # what was imported is nobody's garbage
     work(rank, *arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from pooch.autopilot.optimizer_states import OptimizerStates
-from pooch.ground.live_objects import live_objects
+from pooch.ground.live_objects import freeze_known, live_objects
 from pooch.profiler.fake.world import FakeWorld
 from pooch.torchtools.calls import compiled_of
 from pooch.torchtools.memory_trace import live_tensors
@@ -55,6 +56,21 @@ def test_all_of_a_type_and_of_types_derived_from_it_are_found() -> None:
     assert {id(each) for each in live_objects(Kind)} == {id(each) for each in there}
     assert {id(each) for each in live_objects(Derived)} == {id(each) for each in there[1:]}
     assert other.asked == []
+
+
+def test_what_a_program_has_frozen_is_found_and_what_nobody_looks_for_stays_frozen() -> None:
+    class Own:
+        pass
+
+    there = [Own() for _ in range(3)]
+    freeze_known()
+    frozen = gc.get_freeze_count()
+    assert live_objects(Own) == []
+    assert gc.get_freeze_count() == frozen > 0
+    there.append(Own())
+    gc.freeze()  # as a program does before it forks, or to have less looked through
+    assert {id(each) for each in live_objects(Own)} == {id(each) for each in there}
+    assert gc.get_freeze_count() == 0
 
 
 def optimizers_of(model: nn.Module) -> list[torch.optim.Optimizer]:

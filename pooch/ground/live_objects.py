@@ -6,14 +6,35 @@ import gc
 from itertools import chain, compress, starmap
 from typing import Any
 
+_known_frozen = 0  # objects
+
+
+def freeze_known() -> None:
+    """Have collections of garbage pass by what there is now, and `live_objects` as well: nobody looks for any of it."""
+    global _known_frozen
+    gc.freeze()
+    _known_frozen = gc.get_freeze_count()
+
+
+def unfreeze() -> None:
+    """Have collections of garbage, and `live_objects`, look at everything again."""
+    global _known_frozen
+    gc.unfreeze()
+    _known_frozen = 0
+
 
 def live_objects(kind: type) -> list[Any]:
     """Return all objects of a type and of types derived from it that the interpreter tracks.
+
+    What a program has frozen by `gc.freeze()` is not listed, though it may be its data and its optimizers. So that ends
+    here: collections of garbage look through it again.
 
     No other object is held where another thread can run: `tuple` raises a SystemError if somebody else holds what it is
     just filling. So one call of a function in C takes all objects, chooses by the types that they really have
     (`isinstance` would ask them for their `__class__`, which may be a property in Python), and lets the others go.
     """
+    if gc.get_freeze_count() > _known_frozen:
+        unfreeze()
     kinds = frozenset(map(id, _with_derived(kind)))
     everything: list[Any] = []
     taking = map(everything.extend, starmap(gc.get_objects, ((),)))

@@ -23,7 +23,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.profiler import ProfilerActivity
 
 from ..ground.errors import ProfileError
-from ..ground.live_objects import live_objects
+from ..ground.live_objects import freeze_known, live_objects, unfreeze
 from . import accelerators
 from .cpu_allocator.tracing import ThreadTraces, traces_here
 from .profiler_log import quiet_allocator, quiet_start
@@ -194,11 +194,11 @@ def earlier_objects_exempt() -> Iterator[None]:
     if gc.get_freeze_count():  # the program has frozen objects itself, and they must remain frozen
         yield
         return
-    gc.freeze()
+    freeze_known()
     try:
         yield
     finally:
-        gc.unfreeze()
+        unfreeze()
 
 
 def read_trace(results: Any, device: torch.device) -> MemoryTrace:

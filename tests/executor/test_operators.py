@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("expecttest", reason="PyTorch's operator database needs the package expecttest")
 
 from benchmarks import operators
+from pooch.ground.live_objects import freeze_known
 
 # One of each kind: plain maths, reductions, views, scatters, random ops, losses, factorizations, transforms, complex
 # numbers, empty and scalar samples, results of several tensors, and those in the table of refusals.
@@ -33,7 +34,7 @@ def frozen_database() -> None:
     """As `python -m benchmarks.operators` does: PyTorch's database is nobody's garbage, and large."""
     operators.entries()
     gc.collect()
-    gc.freeze()
+    freeze_known()
 
 
 def swept(names: list[str], most_samples: int) -> list[operators.Outcome]:

@@ -13,6 +13,7 @@ from benchmarks.handmade import tight_plan, tiny_profile
 from pooch.analysis.dataflow import Dataflow
 from pooch.autopilot import Auto
 from pooch.executor import Run, apply_plan
+from pooch.ground.live_objects import freeze_known, unfreeze
 from pooch.ir import Choice, Decisions, Plan, Profile
 from tests.hostile.case import Hostile
 from tests.hostile.settings import seed_everything, settings_kept
@@ -151,8 +152,8 @@ def frozen_heap() -> Iterator[None]:
     layer = torch.nn.Linear(2, 2)
     tiny_profile(lambda: layer(torch.ones(2, 2)).sum(), layer)  # the first profile imports much
     gc.collect()
-    gc.freeze()
+    freeze_known()
     try:
         yield
     finally:
-        gc.unfreeze()
+        unfreeze()

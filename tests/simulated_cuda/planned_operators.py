@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import operators
+from pooch.ground.live_objects import freeze_known
 from pooch.ir.files import replace_file
 from tests.simulated_cuda.mistakes import take_mistakes
 
@@ -61,7 +62,7 @@ def begin() -> None:
     torch.set_num_threads(1)
     operators.entries()
     gc.collect()
-    gc.freeze()
+    freeze_known()
 
 
 def swept(index: int, dtype: str, most_samples: int) -> operators.Outcome:
