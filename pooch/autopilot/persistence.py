@@ -505,6 +505,11 @@ def _around(
         if here is not None and stepped is not None:
             here.begin_slice(stepped, parameters)
 
+    def before_whole(parameters: Sequence[torch.Tensor]) -> None:
+        here, stepped = memory(), optimizer()
+        if here is not None and stepped is not None:
+            here.begin_whole(stepped, parameters)
+
     def after(parameters: Sequence[torch.Tensor]) -> None:
         here, stepped = memory(), optimizer()
         if here is not None and stepped is not None:
@@ -515,4 +520,4 @@ def _around(
         if here is not None:
             here.undo_slice()
 
-    return {"before": before, "after": after, "failed": failed}
+    return {"before": before, "before_whole": before_whole, "after": after, "failed": failed}

@@ -6,8 +6,9 @@ on their bytes may leave whenever nothing works on them, and are brought back be
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -17,13 +18,14 @@ import torch
 from ..ground.errors import TierError, UsageError
 from ..ground.weakly import weakly
 from ..machine.persistent import Kind, PersistentPlace, PersistentValue, PersistentValues
-from ..machine.values import Owner, Place
+from ..machine.values import Owner
 from ..torchtools.accelerators import has_streams
 from ..torchtools.tensors import find_tensors, has_plain_storage, memory_address, storage_key, storage_of, tensor_bytes
 from ..torchtools.watch import LIBRARY
 from .evictor import Evictor
 from .own_work import OWN_WORK
 from .program_reads import ProgramReads, value_of
+from .rooms import Rooms
 from .slices import Slice, stepping_bytes
 from .tier import StepTier
 
@@ -33,6 +35,10 @@ _USES_AHEAD = 16  # uses that are looked at for what can be brought back before 
 _COPIES_AHEAD = 4
 _TIMES_AS_FAR = 2  # as what is brought back ahead: what leaves for it is used later by so much
 _NO_ROOM = "the swap tier has no room for them"
+_HALF_MADE = (
+    "a step of an optimizer has failed and cannot be undone, so that some of its numbers are stepped and others are "
+    "not: load a checkpoint"
+)
 _OF_A_SLICE = 6  # times the size of its parameters: what comes back for it, what comes to be, and temporary tensors
 
 
@@ -70,9 +76,9 @@ class PersistentMemory:
         self._is_ordered = has_streams(evictor.device)
         self._least_bytes = max(_LEAST_BYTES, int(_LEAST_SHARE * budget_bytes))
         self._tier = StepTier(evictor.engine, evictor.host_bytes)
+        self._rooms = Rooms(self._tier)
         self._owner = _Owner()
         self._numbers: dict[Hashable, int] = {}  # of values, by what they are: the same in each step
-        self._free: defaultdict[int, list[Place]] = defaultdict(list)  # room in the tier, by size
         self._homes: dict[int, Any] = {}
         self._hooks: dict[int, Any] = {}  # on parameters, by their ids
         self._ahead: list[PersistentValue] = []  # what is on its way back ahead of its use
@@ -155,9 +161,9 @@ class PersistentMemory:
         with self._evictor.lock:
             for parameter in parameters:
                 state = optimizer.state.get(parameter, {})
-                for name, tensor in state.items() if isinstance(state, dict) else ():  # some keep lists there
-                    if isinstance(tensor, torch.Tensor):
-                        self._adopt(tensor, "state", (id(parameter), id(optimizer), name))
+                for name, held in state.items() if isinstance(state, dict) else ():  # some keep lists there
+                    for number, tensor in enumerate(find_tensors(held)):
+                        self._adopt(tensor, "state", (id(parameter), id(optimizer), name, number))
 
     def accumulated(self, parameter: torch.Tensor) -> None:
         """Take over a gradient that autograd has accumulated."""
@@ -197,8 +203,7 @@ class PersistentMemory:
         before = self.values.add(key, value)
         if before is not None and before.is_gone:
             self._give_back(before)
-        free = self._free[size_bytes]
-        place = free.pop() if free else self._tier.take(size_bytes)
+        place = self._rooms.take(size_bytes)
         if place is not None:
             value.place = PersistentPlace(value, place, self.values.moved, is_ordered=self._is_ordered)
         if place is None:
@@ -213,7 +218,7 @@ class PersistentMemory:
     def _give_back(self, value: PersistentValue) -> None:
         place, value.place, value.spare = value.place or value.spare, None, None
         if isinstance(place, PersistentPlace):
-            self._free[value.size_bytes].append(place.place)
+            self._rooms.give_back(value.size_bytes, place.place)
 
     # Moving -----------------------------------------------------------------------------------------------------------
 
@@ -287,6 +292,7 @@ class PersistentMemory:
     def begin_slice(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         """Prepare for a step of some parameters: all that it changes is there, and can be as before if it fails."""
         with self._evictor.lock:
+            self.adopt_state(optimizer, parameters)  # what something else than a step has made
             found = (value_of(self.values, each) for each in self._changed(optimizer, parameters))
             changed = list(dict.fromkeys(value for value in found if value is not None))  # states may share a tensor
             if changed and all(value.state == "here" for value in changed):
@@ -294,8 +300,20 @@ class PersistentMemory:
                 return  # nothing of it moves: it is as in plain training
             others_bytes = self._evictor.live.now() - self.values.here_bytes()
             room_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes - max(0, others_bytes)
-            self._slice = Slice(self._evictor, optimizer, parameters, changed, room_bytes)
+            self._slice = Slice(
+                self._evictor, optimizer, parameters, changed, self._rooms, room_bytes, self._least_bytes
+            )
             self._slice.begin(self.bring_back)
+
+    def begin_whole(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+        """Prepare for a step of all parameters at once: what each op of it needs comes, and leaves after it.
+
+        Copies of everything, by which it could be undone, may be more than there is room for: if it fails, it is as in
+        plain training.
+        """
+        with self._evictor.lock:
+            self.adopt_state(optimizer, parameters)
+            self._evictor.look(max((stepping_bytes(optimizer, [each]) for each in parameters), default=0))
 
     def end_slice(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         """Note that an optimizer has stepped some parameters, whose state has come to be or has changed."""
@@ -307,11 +325,14 @@ class PersistentMemory:
             self._write_ahead(self._changed(optimizer, parameters))
 
     def undo_slice(self) -> None:
-        """Have all be as before a step of some parameters, which has failed."""
+        """Have all be as before a step of some parameters, which has failed, if that can be."""
         current, self._slice = self._slice, None
+        is_undone = False
         if current is not None:
             with torch._C._DisableTorchDispatch(), self._evictor.lock:
-                current.undo()
+                is_undone = current.undo()
+        if not is_undone and isinstance(sys.exception(), TierError):
+            self._evictor.warn_once(_HALF_MADE, _HALF_MADE)
 
     def _changed(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         for parameter in parameters:
