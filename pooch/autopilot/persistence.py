@@ -11,10 +11,12 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from ..executor.evictor import Evictor
 from ..executor.persistent import PersistentMemory, move_state
@@ -30,7 +32,7 @@ from ..torchtools.optimizer_slices import OptimizerSlices
 from ..torchtools.standing_aside import CallsEverywhere
 from ..torchtools.tensors import gradient_of
 from ..torchtools.watch import LIBRARY, unmark
-from .optimizer_states import OptimizerStates, parameters_of
+from .optimizer_states import OptimizerStates, is_on, parameters_of, stepped_by
 from .summary import MovedKind
 
 PLANNED_SHARE = 0.9  # of the room: where parameters and gradients alone take more, steps are not planned
@@ -75,6 +77,7 @@ class Persistence:
         self._has_missed = False  # whether the budget was passed in the last step, or in an optimizer's after it
         self._has_passed_by = False  # whether that was not under it
         self._hook = register_optimizer_step_post_hook(weakly(self.optimizer_stepped))
+        self._before_steps: RemovableHandle | None = None
         self._calls = CallsEverywhere(weakly(self.compiled_call_begins))
         self._models: Sequence[weakref.ref[torch.nn.Module]] = ()
         self._unseen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models, until a step begins
@@ -116,6 +119,16 @@ class Persistence:
         if self._unseen:
             self._tell_of_unseen(optimizer)
 
+    def optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Have an optimizer step in slices that was not known when the step began, as one that was made since."""
+        memory = self.memory
+        is_known = memory is None or optimizer in self._slices or torch.compiler.is_compiling()
+        if memory is None or is_known or not is_on(optimizer, self._evictor.device):
+            return
+        memory.adopt_stepped(stepped_by(optimizer))
+        self._slice_steps(optimizer, memory)
+        memory.make_room()
+
     def step_passed_by(self) -> None:
         """Note that a step was not under the budget, and that this was told: what it took is no reason for anything."""
         self._has_passed_by = True
@@ -123,7 +136,7 @@ class Persistence:
 
     def _tell_of_unseen(self, optimizer: torch.optim.Optimizer) -> None:
         """Tell that a model is trained whose calls are not seen, once."""
-        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        stepped = set(map(id, stepped_by(optimizer)))
         for model in list(self._unseen):
             if any(id(parameter) in stepped for parameter in model.parameters()):
                 self._unseen.clear()
@@ -138,10 +151,11 @@ class Persistence:
         """Have everything back for good, as a compiled graph is about to run, whose kernels take addresses."""
         if self.memory is None:
             return
+        models = self._living()
+        stepped = self.states.in_no_model(models)
         self._end_memory()
-        for model in self._living():
-            for tensor in _tensors_of(model):
-                unmark(tensor)  # the keys of a tensor are a reason to compile anew
+        for tensor in chain(stepped, *map(_tensors_of, models)):
+            unmark(tensor)  # the keys of a tensor are a reason to compile anew
         self._refuse_compiled()
 
     def _refuse_compiled(self) -> None:
@@ -183,6 +197,11 @@ class Persistence:
             self._begin(models, budget_bytes)
         self._move_in(models, device)
 
+    def joins(self, model: torch.nn.Module) -> None:
+        """Have what there is of a further model leave from now on: it may be called in a step that has begun before."""
+        if self.memory is not None:
+            self.memory.adopt_models([model])
+
     def _move_in(self, models: Sequence[torch.nn.Module], device: torch.device) -> None:
         elsewhere = [model for model in models if any(each.device != device for each in _tensors_of(model))]
         if not elsewhere:
@@ -217,7 +236,7 @@ class Persistence:
         memory = self._memory_of(models, budget_bytes)
         if memory is None:
             return
-        parameters = [parameter for model in models for parameter in model.parameters()]
+        parameters = [*(each for model in models for each in model.parameters()), *self.states.in_no_model(models)]
         here_bytes = sum(parameter.nbytes for parameter in parameters)
         staying_bytes = here_bytes + sum(each.nbytes for each in parameters if each.requires_grad)
         room_bytes = self._room_bytes(memory.values.here_bytes())
@@ -404,6 +423,7 @@ class Persistence:
             return None
         self._models = [weakref.ref(model) for model in models]
         self._calls.begin()
+        self._before_steps = register_optimizer_step_pre_hook(weakly(self.optimizer_steps))
         self._moved, self._staying_bytes = self.memory.values.moved, self.memory.staying_bytes
         if needed_bytes is not None:
             self.memory.reserve(needed_bytes)
@@ -437,17 +457,21 @@ class Persistence:
 
     def _attach(self, models: Sequence[torch.nn.Module], memory: PersistentMemory) -> None:
         """Have the optimizers of the models step in slices."""
-        for optimizer in self.states.to_attach(models):
-            memory.adopt_state(optimizer, list(optimizer.state))
-            around = _around(weakref.ref(memory), weakref.ref(optimizer))
-            try:
-                slices = OptimizerSlices(optimizer, self._slice_bytes, **around, tell=self._tell)
-                slices.attach()
-            except UsageError:
-                continue  # it hands its steps to another one, which is found as well
-            self._slices[optimizer] = slices
+        for optimizer in self.states.to_attach(models, self._evictor.device):
+            self._slice_steps(optimizer, memory)
         for optimizer in [each for each in self._slices if self.states.is_other(each)]:
             memory.adopt_state(optimizer, list(optimizer.state))
+        memory.adopt_stepped(self.states.in_no_model(models))
+
+    def _slice_steps(self, optimizer: torch.optim.Optimizer, memory: PersistentMemory) -> None:
+        memory.adopt_state(optimizer, list(optimizer.state))
+        around = _around(weakref.ref(memory), weakref.ref(optimizer))
+        try:
+            slices = OptimizerSlices(optimizer, self._slice_bytes, **around, tell=self._tell)
+            slices.attach()
+        except UsageError:
+            return  # it hands its steps to another one, which is found as well
+        self._slices[optimizer] = slices
 
     def moved(self) -> tuple[MovedKind, ...]:
         """Return what was copied so far."""
@@ -469,6 +493,8 @@ class Persistence:
 
     def _end_memory(self, *, is_over: bool = False) -> None:
         self._calls.end()
+        if self._before_steps is not None:
+            self._before_steps.remove()
         optimizers = list(self._slices)
         for slices in list(self._slices.values()):
             slices.detach()

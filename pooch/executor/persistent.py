@@ -115,6 +115,11 @@ class PersistentMemory:
             for value in self.values.begin_step(self._library.take_uses()):
                 self._forget(value)
             self.staying_bytes.clear()
+            self.adopt_models(models)
+
+    def adopt_models(self, models: Iterable[torch.nn.Module]) -> None:
+        """Have parameters, gradients and buffers of further models leave where room is needed, from now on."""
+        with self._evictor.lock:
             for model in models:
                 self.adopt_model(model)
 
@@ -122,7 +127,18 @@ class PersistentMemory:
         """Have the parameters, gradients and buffers of a model leave where room is needed."""
         for tensor, kind, what in _parts_of(model):
             self._adopt(tensor, kind, what)
-        for parameter in model.parameters():
+        self._take_gradients(model.parameters())
+
+    def adopt_stepped(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Have tensors that optimizers step and no model holds leave where room is needed, and their gradients."""
+        with self._evictor.lock:
+            for tensor in tensors:
+                for part, kind, what in _parameter_and_gradient(tensor):
+                    self._adopt(part, kind, what)
+            self._take_gradients(tensors)
+
+    def _take_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        for parameter in parameters:
             hook = self._hooks.get(id(parameter))
             is_hooked = hook is not None and hook.hooks_dict_ref() is not None  # another one may have had this id
             if parameter.requires_grad and parameter.is_leaf and not is_hooked:
@@ -433,13 +449,17 @@ def _bring_back(keys: list[int]) -> None:
 def _parts_of(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Kind, Hashable]]:
     """Yield what outlives the steps of a model: each tensor, its kind, and what tells it from others in each step."""
     for parameter in model.parameters():
-        if not parameter.is_leaf:
-            continue  # `functional_call` puts in its place what this step has computed
-        yield parameter, "parameter", (id(parameter), "parameter")
-        if parameter.grad is not None:
-            yield parameter.grad, "gradient", (id(parameter), "gradient")
+        yield from _parameter_and_gradient(parameter)
     for buffer in model.buffers():
         yield buffer, "buffer", (id(buffer), "buffer")
+
+
+def _parameter_and_gradient(parameter: torch.Tensor) -> Iterator[tuple[torch.Tensor, Kind, Hashable]]:
+    if not parameter.is_leaf:
+        return  # `functional_call` puts in its place what this step has computed
+    yield parameter, "parameter", (id(parameter), "parameter")
+    if parameter.grad is not None:
+        yield parameter.grad, "gradient", (id(parameter), "gradient")
 
 
 def move_state(
