@@ -37,7 +37,7 @@ from .summary import MovedKind
 
 PLANNED_SHARE = 0.9  # of the room: where parameters and gradients alone take more, steps are not planned
 TIGHT_SHARE = 0.75  # of the room: where what outlives steps takes more, the rest may be too little for a step
-SAFE_SHARE = 0.95  # of the budget: what the last steps would have taken with the state, so that it need not leave
+SAFE_SHARE = 0.95  # of the room: what the last steps would have taken with the state, so that it need not leave
 _SIMILAR_STEPS = 8
 _MOST_STEPS_WITH_MOVES = 3  # in which more than state had to leave though they could be planned
 _SLICES_IN_ROOM = 16
@@ -243,7 +243,7 @@ class Persistence:
         has_room = staying_bytes <= PLANNED_SHARE * room_bytes
         self.may_plan = memory.values.are_last = has_room and self._steps_with_moves < _MOST_STEPS_WITH_MOVES
         if self.may_plan:  # else it leaves as pressure asks for it
-            memory.let_state_leave(self._missing_bytes(budget_bytes))
+            memory.let_state_leave(self._missing_bytes(memory.values.here_bytes(), budget_bytes))
         memory.make_room()
         self._moved_bytes = memory.moved_bytes
 
@@ -362,11 +362,17 @@ class Persistence:
             self._is_refused or health.fault is not None or health.known is not None or _are_addresses_recorded()
         )
 
-    def _missing_bytes(self, budget_bytes: int | None) -> float:
-        """How much has to leave for a step like the last ones to fit. Infinity if there were too few of them."""
+    def _missing_bytes(self, here_bytes: int, budget_bytes: int | None) -> float:
+        """How much has to leave for a step like the last ones to fit. Infinity if there were too few of them.
+
+        Args:
+            here_bytes: What is here of what may leave.
+            budget_bytes: The budget, or None if it is not known yet.
+        """
         if budget_bytes is None or len(self._rises_bytes) < _SIMILAR_STEPS:
             return math.inf
-        return self._evictor.live.now() + max(self._rises_bytes) - SAFE_SHARE * budget_bytes
+        spare_bytes = (1 - SAFE_SHARE) * self._room_bytes(here_bytes, budget_bytes)  # what others have is no less then
+        return self._evictor.live.now() + max(self._rises_bytes) + spare_bytes - budget_bytes
 
     def step_ends(self, rise_bytes: int) -> None:
         """Note that a step ends, in which nothing had to leave if it can be planned.
