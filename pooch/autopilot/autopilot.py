@@ -142,6 +142,7 @@ class Auto:
         """
         self.take_in(model)
         self._driver.add(model)
+        self._persistence.joins(model)
 
     def take_in(self, model: torch.nn.Module) -> None:
         """Move what there is of a model elsewhere to the device that was given, if one was."""

@@ -39,28 +39,48 @@ class OptimizerStates:
         self._states[optimizer] = this_one
         return last_one not in (None, this_one)
 
-    def to_attach(self, models: Sequence[torch.nn.Module]) -> list[torch.optim.Optimizer]:
-        """Return the optimizers of some models that are not attached, as far as they are found."""
+    def to_attach(self, models: Sequence[torch.nn.Module], device: torch.device) -> list[torch.optim.Optimizer]:
+        """Return the optimizers that are not attached of what is found: of some models, given, and that have stepped.
+
+        What the latter step may be in no model, as copies of parameters in full precision are.
+
+        Args:
+            models: The models.
+            device: Where parameters of optimizers have to be.
+        """
         are_new = any(model not in self._known for model in models)
         self._known.update(models)
         parameters = {id(each) for each in parameters_of(models)}
-        found = [*self.optimizers_of(parameters, look=are_new), *_that_step(parameters, list(self._stepped))]
+        others = [*self._living_of(self._given), *self._stepped]
+        found = [*self.optimizers_of(parameters, look=are_new), *(each for each in others if is_on(each, device))]
         self._stepped.clear()
         return [each for each in dict.fromkeys(found) if each not in self._attached]
+
+    def in_no_model(self, models: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+        """Return what attached optimizers step that is no parameter of some models."""
+        known = {id(each) for each in parameters_of(models)}
+        stepped = [each for optimizer in list(self._attached) for each in stepped_by(optimizer)]
+        return [each for each in stepped if id(each) not in known]
+
+    @staticmethod
+    def _living_of(
+        optimizers: Sequence[weakref.ref[torch.optim.Optimizer]],
+    ) -> list[torch.optim.Optimizer]:
+        return [optimizer for optimizer in (each() for each in optimizers) if optimizer is not None]
 
     def optimizers_of(self, parameters: set[int], *, look: bool = False) -> list[torch.optim.Optimizer]:
         """Return the optimizers of some parameters, whose ids are given.
 
         All objects are looked through until there are any, which takes long, or where that is asked for.
         """
-        found = [optimizer for optimizer in (each() for each in self._given) if optimizer is not None]
+        found = self._living_of(self._given)
         if not found and (look or not self._attached):
             found = live_objects(torch.optim.Optimizer)
         return _that_step(parameters, found)
 
     def bytes_of(self, trained: Sequence[torch.nn.Parameter]) -> int:
         """Return how much state the optimizer that was given has for some parameters."""
-        given = [optimizer for optimizer in (each() for each in self._given) if optimizer is not None]
+        given = self._living_of(self._given)
         states = [optimizer.state[each] for optimizer in given for each in trained if each in optimizer.state]
         return sum(tensor_bytes(tensor) for tensor in find_tensors(states))
 
@@ -78,16 +98,25 @@ class OptimizerStates:
     def _to_come(self, trained: Sequence[torch.nn.Parameter]) -> Iterator[tuple[torch.Tensor, int]]:
         """Yield the parameters that optimizers of a known kind step, with the bytes of state that each has to come."""
         numbers = {id(parameter) for parameter in trained}
-        seen = [each for each in (seen() for seen in self._seen) if each is not None]
-        optimizers = seen or self.optimizers_of(numbers)
+        optimizers = self._living_of(self._seen) or self.optimizers_of(numbers)
         self._seen = [weakref.ref(optimizer) for optimizer in optimizers]
         for optimizer in optimizers:
             moments = known_moments(optimizer)
             if moments is None:
                 continue
-            for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+            for parameter in stepped_by(optimizer):
                 if id(parameter) in numbers:
                     yield parameter, 0 if parameter in optimizer.state else moments * parameter.nbytes
+
+
+def stepped_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return what an optimizer steps."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def is_on(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
+    """Whether any of what an optimizer steps is on a device."""
+    return any(parameter.device == device for parameter in stepped_by(optimizer))
 
 
 def _that_step(parameters: set[int], optimizers: list[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:

@@ -6,19 +6,19 @@ with everything else on the device, everything else stays.
 
 from __future__ import annotations
 
-import math
 import sys
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from ..executor.evictor import Evictor
 from ..executor.persistent import PersistentMemory, move_state
-from ..executor.slices import MOST_MOMENTS, TEMPORARIES, known_moments
+from ..executor.slices import known_moments
 from ..executor.tier import rounded_bytes
 from ..ground.errors import InfeasibleTier, UsageError
 from ..ground.units import format_bytes
@@ -26,20 +26,15 @@ from ..ground.weakly import weakly
 from ..machine.growing import GrowingBudget
 from ..machine.persistent import Kind, Moved
 from ..torchtools.calls import compiled_part
-from ..torchtools.optimizer_slices import OptimizerSlices
 from ..torchtools.standing_aside import CallsEverywhere
 from ..torchtools.tensors import gradient_of
 from ..torchtools.watch import LIBRARY, unmark
-from .optimizer_states import OptimizerStates, parameters_of
+from .optimizer_states import OptimizerStates, is_on, parameters_of, stepped_by
+from .persistent_needs import PersistentNeeds
+from .sliced_optimizers import SlicedOptimizers
 from .summary import MovedKind
 
-PLANNED_SHARE = 0.9  # of the room: where parameters and gradients alone take more, steps are not planned
-TIGHT_SHARE = 0.75  # of the room: where what outlives steps takes more, the rest may be too little for a step
-SAFE_SHARE = 0.95  # of the budget: what the last steps would have taken with the state, so that it need not leave
-_SIMILAR_STEPS = 8
 _MOST_STEPS_WITH_MOVES = 3  # in which more than state had to leave though they could be planned
-_SLICES_IN_ROOM = 16
-_LEAST_SLICE_BYTES = 2**18
 _NAMES: dict[Kind, str] = {
     "parameter": "parameters",
     "gradient": "gradients",
@@ -65,8 +60,8 @@ class Persistence:
 
     def __init__(self, evictor: Evictor, optimizer: torch.optim.Optimizer | None, tell: Callable[[str], None]) -> None:
         self._evictor, self._tell = evictor, tell
-        self._slices: weakref.WeakKeyDictionary[torch.optim.Optimizer, OptimizerSlices] = weakref.WeakKeyDictionary()
-        self.states = OptimizerStates(optimizer, self._slices)
+        self._sliced = SlicedOptimizers(tell)
+        self.states = OptimizerStates(optimizer, self._sliced.by_optimizer)
         self.memory: PersistentMemory | None = None
         self._moved: Moved | None = None
         self._staying_bytes: Mapping[str, int] = {}
@@ -75,13 +70,14 @@ class Persistence:
         self._has_missed = False  # whether the budget was passed in the last step, or in an optimizer's after it
         self._has_passed_by = False  # whether that was not under it
         self._hook = register_optimizer_step_post_hook(weakly(self.optimizer_stepped))
+        self._before_steps: RemovableHandle | None = None
         self._calls = CallsEverywhere(weakly(self.compiled_call_begins))
         self._models: Sequence[weakref.ref[torch.nn.Module]] = ()
         self._unseen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models, until a step begins
         self._known_bytes: int | None = None  # the budget when the step before began
-        self._slice_bytes = _LEAST_SLICE_BYTES
+        self._needs = PersistentNeeds(evictor, self.states)
+        self._slice_bytes = 0
         self._moved_bytes = self._steps_with_moves = 0
-        self._rises_bytes: deque[int] = deque(maxlen=_SIMILAR_STEPS)  # of the last steps
         self.may_plan, self.has_compiled = True, False
         self._may_resort, self._is_in_op = True, False
         self._untold: list[str] = []  # what came up in the middle of an op
@@ -116,6 +112,16 @@ class Persistence:
         if self._unseen:
             self._tell_of_unseen(optimizer)
 
+    def optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Have an optimizer step in slices that was not known when the step began, as one that was made since."""
+        memory = self.memory
+        is_known = memory is None or optimizer in self._sliced.by_optimizer or torch.compiler.is_compiling()
+        if memory is None or is_known or not is_on(optimizer, self._evictor.device):
+            return
+        memory.adopt_stepped(stepped_by(optimizer))
+        self._sliced.add(optimizer, memory, self._slice_bytes)
+        memory.make_room()
+
     def step_passed_by(self) -> None:
         """Note that a step was not under the budget, and that this was told: what it took is no reason for anything."""
         self._has_passed_by = True
@@ -123,7 +129,7 @@ class Persistence:
 
     def _tell_of_unseen(self, optimizer: torch.optim.Optimizer) -> None:
         """Tell that a model is trained whose calls are not seen, once."""
-        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        stepped = set(map(id, stepped_by(optimizer)))
         for model in list(self._unseen):
             if any(id(parameter) in stepped for parameter in model.parameters()):
                 self._unseen.clear()
@@ -138,10 +144,11 @@ class Persistence:
         """Have everything back for good, as a compiled graph is about to run, whose kernels take addresses."""
         if self.memory is None:
             return
+        models = self._living()
+        stepped = self.states.in_no_model(models)
         self._end_memory()
-        for model in self._living():
-            for tensor in tensors_of(model):
-                unmark(tensor)  # the keys of a tensor are a reason to compile anew
+        for tensor in chain(stepped, *map(tensors_of, models)):
+            unmark(tensor)  # the keys of a tensor are a reason to compile anew
         self._refuse_compiled()
 
     def _refuse_compiled(self) -> None:
@@ -183,6 +190,11 @@ class Persistence:
             self._begin(models, budget_bytes)
         self._move_in(models, device)
 
+    def joins(self, model: torch.nn.Module) -> None:
+        """Have what there is of a further model leave from now on: it may be called in a step that has begun before."""
+        if self.memory is not None:
+            self.memory.adopt_models([model])
+
     def _move_in(self, models: Sequence[torch.nn.Module], device: torch.device) -> None:
         elsewhere = [model for model in models if any(each.device != device for each in tensors_of(model))]
         if not elsewhere:
@@ -198,7 +210,7 @@ class Persistence:
         self._moved_in.update(elsewhere)
         for model in elsewhere:
             memory.move_in(model)
-        for optimizer in self._slices:
+        for optimizer in list(self._sliced.by_optimizer):
             memory.move_state_in(optimizer)
         memory.make_room()
 
@@ -217,14 +229,11 @@ class Persistence:
         memory = self._memory_of(models, budget_bytes)
         if memory is None:
             return
-        parameters = [parameter for model in models for parameter in model.parameters()]
-        here_bytes = sum(parameter.nbytes for parameter in parameters)
-        staying_bytes = here_bytes + sum(each.nbytes for each in parameters if each.requires_grad)
-        room_bytes = self._room_bytes(memory.values.here_bytes())
-        has_room = staying_bytes <= PLANNED_SHARE * room_bytes
+        here_bytes = memory.values.here_bytes()
+        has_room = self._needs.can_stay([*parameters_of(models), *self.states.in_no_model(models)], here_bytes)
         self.may_plan = memory.values.are_last = has_room and self._steps_with_moves < _MOST_STEPS_WITH_MOVES
         if self.may_plan:  # else it leaves as pressure asks for it
-            memory.let_state_leave(self._missing_bytes(budget_bytes))
+            memory.let_state_leave(self._needs.missing_bytes(here_bytes, budget_bytes))
         memory.make_room()
         self._moved_bytes = memory.moved_bytes
 
@@ -263,13 +272,9 @@ class Persistence:
         if self.memory is not None or self._has_to_stay() or not self._may_begin():
             return
         models = self._living()
-        parameters = parameters_of(models)
-        here_bytes = sum(parameter.nbytes for parameter in parameters)
-        end_bytes = max(start_bytes, here_bytes) + sum(
-            each.nbytes for each in parameters if each.requires_grad and gradient_of(each) is None
-        )
-        budget_bytes = max(growing.size_bytes(), int(growing.share * end_bytes))
-        if end_bytes <= PLANNED_SHARE * budget_bytes:
+        least_bytes = growing.size_bytes()
+        budget_bytes = self._needs.share_is_passed_by(parameters_of(models), start_bytes, growing.share, least_bytes)
+        if not budget_bytes:
             return
         memory = self._begin(models, budget_bytes, f"{100 * growing.share:.4g}% of what it takes")
         if memory is not None:
@@ -343,12 +348,6 @@ class Persistence:
             self._is_refused or health.fault is not None or health.known is not None or _are_addresses_recorded()
         )
 
-    def _missing_bytes(self, budget_bytes: int | None) -> float:
-        """How much has to leave for a step like the last ones to fit. Infinity if there were too few of them."""
-        if budget_bytes is None or len(self._rises_bytes) < _SIMILAR_STEPS:
-            return math.inf
-        return self._evictor.live.now() + max(self._rises_bytes) - SAFE_SHARE * budget_bytes
-
     def step_ends(self, rise_bytes: int) -> None:
         """Note that a step ends, in which nothing had to leave if it can be planned.
 
@@ -360,7 +359,7 @@ class Persistence:
         self._tell_untold()
         if isinstance(sys.exception(), KeyboardInterrupt):
             return
-        self._rises_bytes.append(rise_bytes)
+        self._needs.step_ended(rise_bytes)
         self._has_missed = self._has_missed or self._evictor.missing_bytes > 0
         if self.may_plan and self.moves:
             self._steps_with_moves += 1
@@ -372,29 +371,13 @@ class Persistence:
         has_missed, self._has_missed = self._has_missed, False
         if has_missed and was_known == budget_bytes:
             return True
-        parameters = [parameter for model in models for parameter in model.parameters()]
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        here_bytes = sum(parameter.nbytes for parameter in parameters)
-        needed_bytes = here_bytes + sum(parameter.nbytes for parameter in trained if gradient_of(parameter) is None)
-        beside_bytes = self._room_bytes(here_bytes, budget_bytes)
-        beside_bytes = beside_bytes or self._room_bytes(here_bytes + self.states.bytes_of(trained), budget_bytes)
-        room_bytes = int(TIGHT_SHARE * (beside_bytes or budget_bytes))
-        most_bytes = (MOST_MOMENTS + TEMPORARIES) * sum(parameter.nbytes for parameter in trained)
-        if not needed_bytes <= room_bytes < needed_bytes + most_bytes:
-            return needed_bytes > room_bytes
-        return needed_bytes + self.states.stepping_bytes(trained) > room_bytes
-
-    def _room_bytes(self, here_bytes: int, budget_bytes: int | None = None) -> int:
-        """What of a budget is not taken by other things than what may leave, of which so much is here."""
-        budget_bytes = self._evictor.budget_bytes if budget_bytes is None else budget_bytes
-        return max(0, budget_bytes - max(0, self._evictor.live.now() - here_bytes))
+        return self._needs.is_tight(parameters_of(models), budget_bytes)
 
     def _begin(self, models: Sequence[torch.nn.Module], budget_bytes: int, told: str = "") -> PersistentMemory | None:
         if self.has_compiled or any(compiled_part(model) is not None for model in models):
             self._refuse_compiled()
             return None
-        here_bytes = sum(parameter.nbytes for model in models for parameter in model.parameters())
-        self._slice_bytes = max(_LEAST_SLICE_BYTES, self._room_bytes(here_bytes) // _SLICES_IN_ROOM)
+        self._slice_bytes = self._needs.slice_bytes(parameters_of(models))
         needed_bytes = self._check_tier(models)
         try:
             self.memory = PersistentMemory(self._evictor, budget_bytes, self._slice_bytes)
@@ -404,6 +387,7 @@ class Persistence:
             return None
         self._models = [weakref.ref(model) for model in models]
         self._calls.begin()
+        self._before_steps = register_optimizer_step_pre_hook(weakly(self.optimizer_steps))
         self._moved, self._staying_bytes = self.memory.values.moved, self.memory.staying_bytes
         if needed_bytes is not None:
             self.memory.reserve(needed_bytes)
@@ -437,17 +421,11 @@ class Persistence:
 
     def _attach(self, models: Sequence[torch.nn.Module], memory: PersistentMemory) -> None:
         """Have the optimizers of the models step in slices."""
-        for optimizer in self.states.to_attach(models):
+        for optimizer in self.states.to_attach(models, self._evictor.device):
+            self._sliced.add(optimizer, memory, self._slice_bytes)
+        for optimizer in [each for each in list(self._sliced.by_optimizer) if self.states.is_other(each)]:
             memory.adopt_state(optimizer, list(optimizer.state))
-            around = _around(weakref.ref(memory), weakref.ref(optimizer))
-            try:
-                slices = OptimizerSlices(optimizer, self._slice_bytes, **around, tell=self._tell)
-                slices.attach()
-            except UsageError:
-                continue  # it hands its steps to another one, which is found as well
-            self._slices[optimizer] = slices
-        for optimizer in [each for each in self._slices if self.states.is_other(each)]:
-            memory.adopt_state(optimizer, list(optimizer.state))
+        memory.adopt_stepped(self.states.in_no_model(models))
 
     def moved(self) -> tuple[MovedKind, ...]:
         """Return what was copied so far."""
@@ -469,10 +447,9 @@ class Persistence:
 
     def _end_memory(self, *, is_over: bool = False) -> None:
         self._calls.end()
-        optimizers = list(self._slices)
-        for slices in list(self._slices.values()):
-            slices.detach()
-        self._slices.clear()
+        if self._before_steps is not None:
+            self._before_steps.remove()
+        optimizers = self._sliced.end()
         memory, self.memory = self.memory, None
         if memory is None:
             return
@@ -493,26 +470,3 @@ def tensors_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:
         if (gradient := gradient_of(parameter)) is not None:
             yield gradient
     yield from model.buffers()
-
-
-def _around(
-    memory: weakref.ref[PersistentMemory], optimizer: weakref.ref[torch.optim.Optimizer]
-) -> dict[str, Callable[[Sequence[torch.Tensor]], None]]:
-    """Return what is to be called around each slice of an optimizer's step. It keeps neither alive."""
-
-    def before(parameters: Sequence[torch.Tensor]) -> None:
-        here, stepped = memory(), optimizer()
-        if here is not None and stepped is not None:
-            here.begin_slice(stepped, parameters)
-
-    def after(parameters: Sequence[torch.Tensor]) -> None:
-        here, stepped = memory(), optimizer()
-        if here is not None and stepped is not None:
-            here.end_slice(stepped, parameters)
-
-    def failed(parameters: Sequence[torch.Tensor]) -> None:
-        here = memory()
-        if here is not None:
-            here.undo_slice()
-
-    return {"before": before, "after": after, "failed": failed}

@@ -55,7 +55,8 @@ class Staying:
         models = self._models()
         parameters = {id(each) for model in models for each in model.parameters()}
         states = [dict(optimizer.state) for optimizer in self._states.optimizers_of(parameters)]
-        trained = self._by_storage([*(each for model in models for each in tensors_of(model)), *find_tensors(states)])
+        of_models = [each for model in models for each in tensors_of(model)]
+        trained = self._by_storage([*of_models, *self._states.in_no_model(models), *find_tensors(states)])
         others = self._by_storage(live_objects(torch.Tensor))
         held = sorted((each for key, each in others.items() if key not in trained), reverse=True)
         trained_bytes, held_bytes = (sum(size for size, _ in each) for each in (trained.values(), held))

@@ -6,8 +6,9 @@ on their bytes may leave whenever nothing works on them, and are brought back be
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -17,13 +18,14 @@ import torch
 from ..ground.errors import TierError, UsageError
 from ..ground.weakly import weakly
 from ..machine.persistent import Kind, PersistentPlace, PersistentValue, PersistentValues
-from ..machine.values import Owner, Place
+from ..machine.values import Owner
 from ..torchtools.accelerators import has_streams
 from ..torchtools.tensors import find_tensors, has_plain_storage, memory_address, storage_key, storage_of, tensor_bytes
 from ..torchtools.watch import LIBRARY
 from .evictor import Evictor
 from .own_work import OWN_WORK
 from .program_reads import ProgramReads, value_of
+from .rooms import Rooms
 from .slices import Slice, stepping_bytes
 from .tier import StepTier
 
@@ -33,6 +35,10 @@ _USES_AHEAD = 16  # uses that are looked at for what can be brought back before 
 _COPIES_AHEAD = 4
 _TIMES_AS_FAR = 2  # as what is brought back ahead: what leaves for it is used later by so much
 _NO_ROOM = "the swap tier has no room for them"
+_HALF_MADE = (
+    "a step of an optimizer has failed and cannot be undone, so that some of its numbers are stepped and others are "
+    "not: load a checkpoint"
+)
 _OF_A_SLICE = 6  # times the size of its parameters: what comes back for it, what comes to be, and temporary tensors
 
 
@@ -70,9 +76,9 @@ class PersistentMemory:
         self._is_ordered = has_streams(evictor.device)
         self._least_bytes = max(_LEAST_BYTES, int(_LEAST_SHARE * budget_bytes))
         self._tier = StepTier(evictor.engine, evictor.host_bytes)
+        self._rooms = Rooms(self._tier)
         self._owner = _Owner()
         self._numbers: dict[Hashable, int] = {}  # of values, by what they are: the same in each step
-        self._free: defaultdict[int, list[Place]] = defaultdict(list)  # room in the tier, by size
         self._homes: dict[int, Any] = {}
         self._hooks: dict[int, Any] = {}  # on parameters, by their ids
         self._ahead: list[PersistentValue] = []  # what is on its way back ahead of its use
@@ -109,6 +115,11 @@ class PersistentMemory:
             for value in self.values.begin_step(self._library.take_uses()):
                 self._forget(value)
             self.staying_bytes.clear()
+            self.adopt_models(models)
+
+    def adopt_models(self, models: Iterable[torch.nn.Module]) -> None:
+        """Have parameters, gradients and buffers of further models leave where room is needed, from now on."""
+        with self._evictor.lock:
             for model in models:
                 self.adopt_model(model)
 
@@ -116,7 +127,18 @@ class PersistentMemory:
         """Have the parameters, gradients and buffers of a model leave where room is needed."""
         for tensor, kind, what in _parts_of(model):
             self._adopt(tensor, kind, what)
-        for parameter in model.parameters():
+        self._take_gradients(model.parameters())
+
+    def adopt_stepped(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Have tensors that optimizers step and no model holds leave where room is needed, and their gradients."""
+        with self._evictor.lock:
+            for tensor in tensors:
+                for part, kind, what in _parameter_and_gradient(tensor):
+                    self._adopt(part, kind, what)
+            self._take_gradients(tensors)
+
+    def _take_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        for parameter in parameters:
             hook = self._hooks.get(id(parameter))
             is_hooked = hook is not None and hook.hooks_dict_ref() is not None  # another one may have had this id
             if parameter.requires_grad and parameter.is_leaf and not is_hooked:
@@ -155,9 +177,9 @@ class PersistentMemory:
         with self._evictor.lock:
             for parameter in parameters:
                 state = optimizer.state.get(parameter, {})
-                for name, tensor in state.items() if isinstance(state, dict) else ():  # some keep lists there
-                    if isinstance(tensor, torch.Tensor):
-                        self._adopt(tensor, "state", (id(parameter), id(optimizer), name))
+                for name, held in state.items() if isinstance(state, dict) else ():  # some keep lists there
+                    for number, tensor in enumerate(find_tensors(held)):
+                        self._adopt(tensor, "state", (id(parameter), id(optimizer), name, number))
 
     def accumulated(self, parameter: torch.Tensor) -> None:
         """Take over a gradient that autograd has accumulated."""
@@ -197,8 +219,7 @@ class PersistentMemory:
         before = self.values.add(key, value)
         if before is not None and before.is_gone:
             self._give_back(before)
-        free = self._free[size_bytes]
-        place = free.pop() if free else self._tier.take(size_bytes)
+        place = self._rooms.take(size_bytes)
         if place is not None:
             value.place = PersistentPlace(value, place, self.values.moved, is_ordered=self._is_ordered)
         if place is None:
@@ -213,7 +234,7 @@ class PersistentMemory:
     def _give_back(self, value: PersistentValue) -> None:
         place, value.place, value.spare = value.place or value.spare, None, None
         if isinstance(place, PersistentPlace):
-            self._free[value.size_bytes].append(place.place)
+            self._rooms.give_back(value.size_bytes, place.place)
 
     # Moving -----------------------------------------------------------------------------------------------------------
 
@@ -287,6 +308,7 @@ class PersistentMemory:
     def begin_slice(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         """Prepare for a step of some parameters: all that it changes is there, and can be as before if it fails."""
         with self._evictor.lock:
+            self.adopt_state(optimizer, parameters)  # what something else than a step has made
             found = (value_of(self.values, each) for each in self._changed(optimizer, parameters))
             changed = list(dict.fromkeys(value for value in found if value is not None))  # states may share a tensor
             if changed and all(value.state == "here" for value in changed):
@@ -294,8 +316,20 @@ class PersistentMemory:
                 return  # nothing of it moves: it is as in plain training
             others_bytes = self._evictor.live.now() - self.values.here_bytes()
             room_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes - max(0, others_bytes)
-            self._slice = Slice(self._evictor, optimizer, parameters, changed, room_bytes)
+            self._slice = Slice(
+                self._evictor, optimizer, parameters, changed, self._rooms, room_bytes, self._least_bytes
+            )
             self._slice.begin(self.bring_back)
+
+    def begin_whole(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+        """Prepare for a step of all parameters at once: what each op of it needs comes, and leaves after it.
+
+        Copies of everything, by which it could be undone, may be more than there is room for: if it fails, it is as in
+        plain training.
+        """
+        with self._evictor.lock:
+            self.adopt_state(optimizer, parameters)
+            self._evictor.look(max((stepping_bytes(optimizer, [each]) for each in parameters), default=0))
 
     def end_slice(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         """Note that an optimizer has stepped some parameters, whose state has come to be or has changed."""
@@ -307,11 +341,14 @@ class PersistentMemory:
             self._write_ahead(self._changed(optimizer, parameters))
 
     def undo_slice(self) -> None:
-        """Have all be as before a step of some parameters, which has failed."""
+        """Have all be as before a step of some parameters, which has failed, if that can be."""
         current, self._slice = self._slice, None
+        is_undone = False
         if current is not None:
             with torch._C._DisableTorchDispatch(), self._evictor.lock:
-                current.undo()
+                is_undone = current.undo()
+        if not is_undone and isinstance(sys.exception(), TierError):
+            self._evictor.warn_once(_HALF_MADE, _HALF_MADE)
 
     def _changed(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         for parameter in parameters:
@@ -412,13 +449,17 @@ def _bring_back(keys: list[int]) -> None:
 def _parts_of(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Kind, Hashable]]:
     """Yield what outlives the steps of a model: each tensor, its kind, and what tells it from others in each step."""
     for parameter in model.parameters():
-        if not parameter.is_leaf:
-            continue  # `functional_call` puts in its place what this step has computed
-        yield parameter, "parameter", (id(parameter), "parameter")
-        if parameter.grad is not None:
-            yield parameter.grad, "gradient", (id(parameter), "gradient")
+        yield from _parameter_and_gradient(parameter)
     for buffer in model.buffers():
         yield buffer, "buffer", (id(buffer), "buffer")
+
+
+def _parameter_and_gradient(parameter: torch.Tensor) -> Iterator[tuple[torch.Tensor, Kind, Hashable]]:
+    if not parameter.is_leaf:
+        return  # `functional_call` puts in its place what this step has computed
+    yield parameter, "parameter", (id(parameter), "parameter")
+    if parameter.grad is not None:
+        yield parameter.grad, "gradient", (id(parameter), "gradient")
 
 
 def move_state(

@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 
-from ..machine.persistent import PersistentValue
+from ..machine.persistent import PersistentPlace, PersistentValue
+from ..machine.values import Place
+from ..torchtools.tensors import find_tensors, has_plain_storage, storage_key, tensor_bytes
 from .evictor import Evictor
+from .rooms import Rooms
 
 _MOMENTS = 2  # times the size of a parameter: what its state is thought to take where that is not known
 MOST_MOMENTS = 3  # of those that are known
@@ -39,15 +42,18 @@ def stepping_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.
 class Slice:
     """Some parameters with their state, while an optimizer steps them.
 
-    The tier has a copy of each of them as it was, and keeps it until the slice ends: they do not leave meanwhile. What
-    is too small to leave is copied here, and so is what has not left, where there is room for that.
+    The tier has a copy of each of them as it was, and keeps it until the slice ends. What is too small to leave is
+    copied here, and so is what has not left, where there is room for that. If all of it fits, nothing of it leaves
+    meanwhile. Else, as where a single parameter is too large, what each op needs comes, and leaves after it.
 
     Args:
         evictor: Makes the moves.
         optimizer: The optimizer.
         parameters: The parameters.
         values: Those of them, and of their state, that may leave.
+        rooms: The room of values in the tier.
         room_bytes: What the slice and such copies may take.
+        least_bytes: What is smaller is copied here in any case.
     """
 
     def __init__(
@@ -56,77 +62,125 @@ class Slice:
         optimizer: torch.optim.Optimizer,
         parameters: Sequence[torch.Tensor],
         values: Sequence[PersistentValue],
+        rooms: Rooms,
         room_bytes: int,
+        least_bytes: int,
     ) -> None:
         self._evictor, self._optimizer, self._parameters = evictor, optimizer, parameters
-        self._all = values
+        self._rooms, self._all = rooms, values
         self._values: list[PersistentValue] = []
-        room_bytes -= sum(each.size_bytes for each in values) + TEMPORARIES * sum(each.nbytes for each in parameters)
+        self._can_undo: list[tuple[PersistentValue, PersistentPlace]] = []
+        room_bytes -= sum(each.size_bytes for each in values) + stepping_bytes(optimizer, parameters)
+        self._fits = room_bytes >= 0
         for value in values:
             if value.state == "here" and value.size_bytes <= room_bytes:
                 room_bytes -= value.size_bytes
             else:
                 self._values.append(value)
-        known = {value.key for value in self._values}
-        self._small = {parameter: _copied(parameter, known) for parameter in parameters}
-        self._states: dict[torch.Tensor, dict[str, Any] | None] = {}
-        for parameter in parameters:
-            state = optimizer.state.get(parameter)
-            self._states[parameter] = None if state is None else dict(state)
-            for tensor in (state or {}).values():
-                if isinstance(tensor, torch.Tensor):
-                    self._small[tensor] = _copied(tensor, known)
-        self._can_undo: list[PersistentValue] = []
+        self._copies: dict[torch.Tensor, torch.Tensor] = {}
+        self._states: dict[torch.Tensor, Any] = {}
+        self._is_undoable = self._copy(room_bytes, least_bytes)
+        if not self._is_undoable:
+            self._values = []
+            self._copies.clear()
+
+    def _copy(self, room_bytes: int, least_bytes: int) -> bool:
+        """Copy here what is not copied to the tier, and return whether there is room for that."""
+        in_tier = {value.key for value in self._values}
+        have_room = {value.key for value in self._all} - in_tier
+        for parameter in self._parameters:
+            state = self._optimizer.state.get(parameter)
+            self._states[parameter] = _nesting_of(state)
+            for tensor in (parameter, *find_tensors(state)):
+                key = storage_key(tensor) if has_plain_storage(tensor) else None
+                if key in in_tier:
+                    continue
+                if key not in have_room:
+                    room_bytes -= tensor_bytes(tensor)
+                    if room_bytes < 0 and tensor_bytes(tensor) >= least_bytes:
+                        return False
+                self._copies[tensor] = tensor.detach().clone()
+        return True
 
     def begin(self, bring_back: Callable[[Iterable[PersistentValue]], None]) -> None:
-        """Have all be there, with a copy in the tier, and stay.
+        """Have a copy of all be in the tier, and all be there and stay, if it fits.
 
         Args:
             bring_back: Brings values back.
         """
-        store, stats = self._evictor.store, self._evictor.stats
-        needed_bytes = stepping_bytes(self._optimizer, self._parameters)
+        if self._fits:
+            self._bring_in(bring_back)
+        for value in self._values:
+            self._start_out(value)
+            if not self._fits:
+                self._evictor.store.finish_out(value, self._evictor.stats)
+        for value in self._values:
+            self._evictor.store.finish_out(value, self._evictor.stats)
+            if value.is_copied and isinstance(value.place, PersistentPlace):
+                value.place.keep(self._rooms.take_spare)
+                self._can_undo.append((value, value.place))
+        if self._fits:
+            self._evictor.look(stepping_bytes(self._optimizer, self._parameters))
+
+    def _bring_in(self, bring_back: Callable[[Iterable[PersistentValue]], None]) -> None:
         away = [value for value in self._all if value.state == "away"]
         for value in self._all:
             value.is_busy = True
-        self._evictor.look(sum(value.size_bytes for value in away) + needed_bytes)
+        away_bytes = sum(value.size_bytes for value in away)
+        self._evictor.look(away_bytes + stepping_bytes(self._optimizer, self._parameters))
         for value in away:
-            store.start_in(value, stats)
-        bring_back(self._values)
-        for value in self._values:
-            store.finish_out(value, stats)
-            if value.is_pinned:
-                value.is_copied = False  # nothing tells what was written to it
-            if not value.is_copied and value.place is not None:
-                store.start_out(value, value.place, stats)
-        for value in self._values:
-            store.finish_out(value, stats)
-        self._can_undo = [value for value in self._values if value.is_copied]
-        self._evictor.look(needed_bytes)
+            self._evictor.store.start_in(value, self._evictor.stats)
+        bring_back(self._all)
+
+    def _start_out(self, value: PersistentValue) -> None:
+        """Start to copy a value to the tier unless it is there."""
+        store, stats = self._evictor.store, self._evictor.stats
+        store.finish_out(value, stats)
+        if value.is_pinned:
+            value.is_copied = False  # nothing tells what was written to it
+        if not value.is_copied and value.place is not None:
+            store.start_out(value, value.place, stats)
 
     def end(self) -> None:
-        """Let values leave again."""
+        """Let values leave again, and the copies go."""
         for value in self._all:
             value.is_busy = False
+        for value, place in self._can_undo:
+            self._give_back(value, place.keep_no_longer())
 
-    def undo(self) -> None:
-        """Have all be as before, unless there was no room for a copy of everything."""
-        self.end()
-        if len(self._can_undo) < len(self._values):
-            return
-        for value in self._can_undo:
+    def _give_back(self, value: PersistentValue, place: Place | None) -> None:
+        if place is not None:
+            self._rooms.give_back(value.size_bytes, place)
+
+    def undo(self) -> bool:
+        """Have all be as before, and return whether that can be: not if there was no room for a copy of everything."""
+        are_all = self._is_undoable and len(self._can_undo) == len(self._values)
+        if not (are_all and all(place.is_keeping for _, place in self._can_undo)):
+            self.end()
+            return False
+        store, stats = self._evictor.store, self._evictor.stats
+        for value in self._all:
+            value.is_busy = False
+        for value, place in self._can_undo:
+            store.finish_out(value, stats)
+            if value.state == "returning":
+                store.drop(value)
+            self._give_back(value, place.keep_no_longer(is_reverted=True))
+            value.place, value.spare, value.is_copied = place, None, True
             value.revert()
         with torch.no_grad():
-            for tensor, copy in self._small.items():
-                if copy is not None:
-                    tensor.copy_(copy)
+            for tensor, copy in self._copies.items():
+                tensor.copy_(copy)
         for parameter, state in self._states.items():
             if state is None:
                 self._optimizer.state.pop(parameter, None)
             else:
                 self._optimizer.state[parameter] = state
+        return True
 
 
-def _copied(tensor: torch.Tensor, known: set[int]) -> torch.Tensor | None:
-    """Return a copy of a tensor, or None if the tier has one."""
-    return None if tensor.untyped_storage()._cdata in known else tensor.detach().clone()
+def _nesting_of(state: Any) -> Any:
+    """Return the same lists and dictionaries once more, with what is in them."""
+    if isinstance(state, dict):
+        return {name: _nesting_of(held) for name, held in state.items()}
+    return [_nesting_of(held) for held in state] if isinstance(state, list) else state

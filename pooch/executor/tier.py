@@ -85,6 +85,11 @@ class StepTier:
         self._is_planned = planned is not None
         self._streams = engine.open_arena(0) if planned is None else planned
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit to what the tier may take."""
+        return self._most_bytes is not None or self._engine.room.limit_bytes is not None
+
     def take(self, size_bytes: int) -> Room | None:
         """Return room for a value, or None if the tier has no more."""
         needed = rounded_bytes(size_bytes)

@@ -284,9 +284,48 @@ class PersistentPlace:
 
     def __init__(self, value: PersistentValue, place: Place, moved: Moved, *, is_ordered: bool = False) -> None:
         self._value, self.place, self._moved, self._is_ordered = value, place, moved, is_ordered
+        self._kept: Place | None = None  # where the copy is that is kept
+        self._take_another: Callable[[int], Place | None] | None = None  # as long as the copy to keep is in `place`
+        self._is_keeping = False
+
+    def keep(self, take_another: Callable[[int], Place | None]) -> None:
+        """Keep the copy that is here: the next one goes to another room, if there is any.
+
+        Args:
+            take_another: Returns room of a size, or None.
+        """
+        self._take_another, self._is_keeping = take_another, True
+
+    @property
+    def is_keeping(self) -> bool:
+        """Whether the copy is still there that was to be kept."""
+        return self._is_keeping
+
+    def keep_no_longer(self, *, is_reverted: bool = False) -> Place | None:
+        """Return the room that is needed no longer, if two were: that of the copy that was kept.
+
+        Args:
+            is_reverted: Have that copy be the one that counts, and return the room of the later one.
+        """
+        kept, self._kept, self._take_another, self._is_keeping = self._kept, None, None, False
+        if kept is not None and is_reverted:
+            kept, self.place = self.place, kept
+        return kept
+
+    def _make_way(self) -> None:
+        """Have the next copy go somewhere else if the one that is here is kept."""
+        take_another, self._take_another = self._take_another, None
+        if take_another is None:
+            return
+        another = take_another(self._value.size_bytes)
+        if another is None:
+            self._is_keeping = False
+        else:
+            self._kept, self.place = self.place, another
 
     def copy_out(self, storage: Storage) -> Ticket:
         """Start copying a storage here."""
+        self._make_way()
         self._value.begins_to_leave(is_ordered=self._is_ordered)
         self._moved.out_bytes[self._value.kind] += self._value.size_bytes
         return self.place.copy_out(storage)

@@ -30,7 +30,8 @@ TESTS = (
     "tests/executor/test_homes.py",
     "tests/autopilot/test_persistence.py",
 )
-_MEMORY, _SLICES = "executor/persistent.py", "executor/slices.py"
+_MEMORY, _SLICES, _ROOMS = "executor/persistent.py", "executor/slices.py", "executor/rooms.py"
+_VALUES = "machine/persistent.py"
 _READS = "executor/program_reads.py"
 _LOOKS, _STORAGES = "torchtools/raw_looks.py", "torchtools/raw_storages.py"
 _ASKERS = "torchtools/address_askers.py"
@@ -42,8 +43,8 @@ MEMORY = (
     Mutation("a further tensor on a storage is not watched", _MEMORY, "            if not self._library.is_marked(tensor):\n                self._homes[key].mark(tensor)\n", ""),
     Mutation("what is put on a storage is not watched", _READS, "        if home is not None:\n            home.mark(tensor)\n", ""),
     Mutation("a value that is made anew has another number", _MEMORY, "self._numbers.setdefault(what, len(self._numbers))", "self._numbers.setdefault((what, key), len(self._numbers))"),
-    Mutation("rooms of values that are gone are not used again", _MEMORY, "place = free.pop() if free else self._tier.take(size_bytes)", "place = self._tier.take(size_bytes)"),
-    Mutation("a room is used by two values", _MEMORY, "place = free.pop() if free else", "place = free[-1] if free else"),
+    Mutation("rooms of values that are gone are not used again", _ROOMS, "return free.pop() if free else self._tier.take(size_bytes)", "return self._tier.take(size_bytes)"),
+    Mutation("a room is used by two values", _ROOMS, "return free.pop() if free else", "return free[-1] if free else"),
     Mutation("homes of what is gone are kept", _MEMORY, "        self._homes.pop(value.key, None)\n", ""),
     Mutation("a room whose copy failed is lost with its value", _MEMORY, "value.place or value.spare, None, None", "value.place, None, None"),
     Mutation("copies that have ended still hold what is gone", _MEMORY, "                    self._evictor.store.finish_out(value, self._evictor.stats)\n            for value in self.values.begin_step", "                    pass\n            for value in self.values.begin_step"),
@@ -81,17 +82,27 @@ MEMORY = (
 )  # fmt: skip
 
 SLICES = (
-    Mutation("a slice keeps no copy", _SLICES, "                store.start_out(value, value.place, stats)\n", "                pass\n"),
+    Mutation("a slice keeps no copy", _SLICES, "            store.start_out(value, value.place, stats)\n", "            pass\n"),
     Mutation("values of a slice leave while it runs", _SLICES, "            value.is_busy = True\n", ""),
-    Mutation("values of a slice stay for ever", _SLICES, "            value.is_busy = False\n", "            pass\n"),
-    Mutation("a slice that fails is not undone", _MEMORY, "                current.undo()\n", "                pass\n"),
-    Mutation("a slice that fails is undone in part", _SLICES, "        if len(self._can_undo) < len(self._values):\n            return\n", ""),
-    Mutation("the first value alone is undone", _SLICES, "        for value in self._can_undo:\n", "        for value in self._can_undo[:1]:\n"),
-    Mutation("what is small is not undone", _SLICES, "                    tensor.copy_(copy)\n", "                    pass\n"),
+    Mutation("values of a slice stay for ever", _SLICES, '        """Let values leave again, and the copies go."""\n        for value in self._all:\n            value.is_busy = False\n', '        """Let values leave again, and the copies go."""\n'),
+    Mutation("values of a slice that fails stay for ever", _SLICES, "        for value in self._all:\n            value.is_busy = False\n        for value, place in self._can_undo:\n            store.finish_out", "        for value, place in self._can_undo:\n            store.finish_out"),
+    Mutation("a slice that fails is not undone", _MEMORY, "                is_undone = current.undo()\n", "                is_undone = True\n"),
+    Mutation("a slice that fails is undone in part", _SLICES, "            self.end()\n            return False\n", "            pass\n"),
+    Mutation("the first value alone is undone", _SLICES, "        for value, place in self._can_undo:\n            store.finish_out", "        for value, place in self._can_undo[:1]:\n            store.finish_out"),
+    Mutation("a slice that does not fit stays", _SLICES, "self._fits = room_bytes >= 0", "self._fits = True"),
+    Mutation("the copy of a slice that does not fit is written over", _SLICES, "                value.place.keep(self._rooms.take_spare)\n", "                pass\n"),
+    Mutation("a copy that was written over counts as kept", _VALUES, "        if another is None:\n            self._is_keeping = False\n", "        if another is None:\n            pass\n"),
+    Mutation("a later copy is what a slice is undone to", _SLICES, "is_reverted=True", "is_reverted=False"),
+    Mutation("the room of a later copy is lost", _SLICES, "            self._rooms.give_back(value.size_bytes, place)\n", "            pass\n"),
+    Mutation("what may be limited is taken all the same", _ROOMS, " or not self._tier.is_limited else None", " or True else None"),
+    Mutation("a step is not told that cannot be undone", _MEMORY, "        if not is_undone and isinstance(sys.exception(), TierError):\n", "        if False:\n"),
+    Mutation("state that is not a step's stays", _MEMORY, "            self.adopt_state(optimizer, parameters)  # what something else than a step has made\n", ""),
+    Mutation("lists of a state are those after the slice", _SLICES, "    return [_nesting_of(held) for held in state] if isinstance(state, list) else state\n", "    return state\n"),
+    Mutation("what is small is not undone", _SLICES, "                tensor.copy_(copy)\n", "                pass\n"),
     Mutation("what is small is copied after the step", _SLICES, "tensor.detach().clone()", "tensor.detach()"),
     Mutation("the state that a slice made stays", _SLICES, "                self._optimizer.state.pop(parameter, None)\n", "                pass\n"),
-    Mutation("the state before a slice is that after it", _SLICES, "None if state is None else dict(state)", "state"),
-    Mutation("an old copy stands for what an array has written to", _SLICES, "            if value.is_pinned:\n                value.is_copied = False  # nothing tells what was written to it\n", ""),
+    Mutation("the state before a slice is that after it", _SLICES, "self._states[parameter] = _nesting_of(state)", "self._states[parameter] = state"),
+    Mutation("an old copy stands for what an array has written to", _SLICES, "        if value.is_pinned:\n            value.is_copied = False  # nothing tells what was written to it\n", ""),
     Mutation("copies of a slice take room that there is not", _SLICES, 'if value.state == "here" and value.size_bytes <= room_bytes:', 'if value.state == "here":'),
     Mutation("no copy of a slice is made on the device", _SLICES, 'if value.state == "here" and value.size_bytes <= room_bytes:', "if False:"),
     Mutation("a slice that moves nothing is one all the same", _MEMORY, 'if changed and all(value.state == "here" for value in changed):', "if True:"),

@@ -15,6 +15,7 @@ from pooch.executor.engines.cpu import CpuTicket
 from pooch.executor.engines.spill_file import Mover
 from pooch.ground.errors import TierError
 from pooch.torchtools import raw_looks, raw_storages, watch
+from pooch.torchtools.tensors import find_tensors
 from tests.counting import the_allocator
 from tests.executor.copiers import use_copier
 from tests.executor.homes import Kept, same
@@ -229,6 +230,90 @@ def test_what_is_here_is_copied_on_the_device_where_there_is_room(
     assert all_same(training.contents(), before)
 
 
+@pytest.fixture
+def tight(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> Training:
+    """There is no room for a slice, as where a single parameter is too large: what it changes leaves while it runs."""
+    training = Training(kept)
+    kept.leave()
+    monkeypatch.setattr(kept.evictor, "budget_bytes", 0)
+    return training
+
+
+def stepped_while_all_leaves(training: Training) -> None:
+    for parameter in training.parameters:
+        for tensor in (parameter.data, *find_tensors(training.optimizer.state[parameter])):
+            tensor.add_(1)
+            training.kept.leave()
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_does_not_fit_leaves_while_it_is_stepped(tight: Training, is_whole: bool) -> None:
+    begin = tight.memory.begin_whole if is_whole else tight.memory.begin_slice
+    begin(tight.optimizer, tight.parameters)
+    stepped_while_all_leaves(tight)
+    assert all(value.state == "away" for value in tight.memory.values if value.kind in ("parameter", "state"))
+    tight.memory.end_slice(tight.optimizer, tight.parameters)
+    after = tight.contents()
+    tight.kept.leave()
+    assert all_same(tight.contents(), after)
+
+
+@pytest.mark.parametrize("ends", ["here", "away"])
+def test_what_has_left_while_it_was_stepped_is_undone(tight: Training, ends: str) -> None:
+    before = tight.contents()
+    tight.kept.leave()
+    for _ in range(2):  # the room of the first copies serves once more
+        tight.memory.begin_slice(tight.optimizer, tight.parameters)
+        stepped_while_all_leaves(tight)
+        if ends == "here":
+            assert not all_same(tight.contents(), before)
+        tight.memory.undo_slice()
+        assert all_same(tight.contents(), before)
+    places = [value.place.place for value in tight.memory.values]
+    rooms = [*places, *(place for free in tight.memory._rooms._free.values() for place in free)]
+    assert len(set(map(id, rooms))) == len(rooms)
+    changed = sum(value.kind in ("parameter", "state") for value in tight.memory.values)
+    assert len(rooms) - len(places) == changed
+
+
+def test_a_step_is_told_that_has_failed_and_cannot_be_undone(tight: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limited tier has no room for two copies of each."""
+    monkeypatch.setattr(tight.kept.evictor.engine.room, "limit_bytes", 2**20)
+    tight.memory.begin_slice(tight.optimizer, tight.parameters)
+    stepped_while_all_leaves(tight)
+    after = tight.contents()
+
+    def fails() -> None:
+        try:
+            raise TierError("a copy cannot be read")
+        except TierError:
+            tight.memory.undo_slice()
+
+    with pytest.warns(UserWarning, match=r"cannot be undone.*load a checkpoint"):
+        fails()
+    assert all_same(tight.contents(), after)
+
+
+def test_state_that_something_else_than_a_step_has_made_is_copied_to_the_tier(tight: Training) -> None:
+    before = tight.contents()
+    for parameter in tight.parameters:
+        tight.optimizer.state[parameter]["other"] = torch.ones(4, SIZE)
+        tight.optimizer.state[parameter]["list"] = [torch.ones(2, SIZE)]
+    tight.memory.begin_slice(tight.optimizer, tight.parameters)
+    tight.kept.leave()
+    for parameter in tight.parameters:
+        assert tight.kept.value(tight.optimizer.state[parameter]["other"]).state == "away"
+        assert tight.kept.value(tight.optimizer.state[parameter]["list"][0]).state == "away"
+        tight.optimizer.state[parameter]["other"].zero_()
+        tight.optimizer.state[parameter]["list"].pop().zero_()
+    tight.memory.undo_slice()
+    for parameter in tight.parameters:
+        (listed,) = tight.optimizer.state[parameter].pop("list")
+        assert (listed == 1).all()
+        assert (tight.optimizer.state[parameter].pop("other") == 1).all()
+    assert all_same(tight.contents(), before)
+
+
 # Copies ahead of need -------------------------------------------------------------------------------------------------
 
 
@@ -393,7 +478,7 @@ def test_a_gradient_that_is_made_anew_takes_the_room_of_the_one_before(kept: Kep
         training.begin_step()
         assert len(training.memory._numbers) == count
         assert len(training.memory._homes) == len(list(training.memory.values)) == rooms
-    free = sum(map(len, training.memory._free.values()))
+    free = sum(map(len, training.memory._rooms._free.values()))
     assert free <= len(training.parameters)
 
 

@@ -36,6 +36,7 @@ class OptimizerSlices:
         after: is called with them after it has been.
         failed: is called with them instead if an exception comes from then on, be it from `before` or `after`.
         tell: is called with a line that says why the optimizer is not run in slices, once for each reason.
+        before_whole: is called instead of `before` where a step is not cut. None: `before` is.
 
     Attributes:
         slices_in_last_step: slices of the last step that has ended; 1 for one that was not cut.
@@ -54,12 +55,14 @@ class OptimizerSlices:
         after: OnParameters,
         failed: OnParameters,
         tell: Callable[[str], object],
+        before_whole: OnParameters | None = None,
     ) -> None:
         if slice_bytes <= 0:
             raise UsageError(f"slices of {slice_bytes} bytes hold nothing: give slice_bytes a positive number")
         self._optimizer = weakref.ref(optimizer)
         self._plain = plain_step(optimizer)
         self._before, self._after, self._failed, self._tell = before, after, failed, tell
+        self._before_whole = before if before_whole is None else before_whole
         self._cutter = Cutter(slice_bytes)
         self._trials = Trials(self._plain)
         self._told: set[str] = set()
@@ -125,7 +128,7 @@ class OptimizerSlices:
             self._tell(f"{type(optimizer).__name__} steps all its parameters at once: {reason}")
         groups = optimizer.param_groups
         parameters = with_gradients(groups) if only_with_gradient else [group["params"] for group in groups]
-        result = self._between(list(chain(*parameters)), partial(self._plain, *args, **kwargs))
+        result = self._between(self._before_whole, list(chain(*parameters)), partial(self._plain, *args, **kwargs))
         self.slices_in_last_step = 1
         return result
 
@@ -134,7 +137,7 @@ class OptimizerSlices:
         cutter, count = self._cutter, 0
         for parts in cutter.again(stepped) if again else cutter.anew(stepped, optimizer.state):
             parameters = [parameter for part in parts for parameter in part.parameters]
-            changed = self._between(parameters, partial(shadow.step, self._plain, parts))
+            changed = self._between(self._before, parameters, partial(shadow.step, self._plain, parts))
             count += 1
             if changed and not known:
                 self._given_up = _CHANGED.format(" and ".join(changed))
@@ -142,9 +145,9 @@ class OptimizerSlices:
         if self._given_up is not None:
             self._tell(f"{type(optimizer).__name__} was run in slices, and this step may differ: {self._given_up}")
 
-    def _between(self, parameters: Sequence[torch.Tensor], step: Callable[[], Any]) -> Any:
+    def _between(self, before: OnParameters, parameters: Sequence[torch.Tensor], step: Callable[[], Any]) -> Any:
         try:
-            self._before(parameters)
+            before(parameters)
             result = step()
             self._after(parameters)
         except BaseException:

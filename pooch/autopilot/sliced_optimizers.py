@@ -1,0 +1,82 @@
+"""The optimizers whose steps run in slices, each of which has what it needs there."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..executor.persistent import PersistentMemory
+from ..ground.errors import UsageError
+from ..torchtools.optimizer_slices import OptimizerSlices
+
+
+class SlicedOptimizers:
+    """Optimizers whose steps run in slices. None of them is kept alive.
+
+    Args:
+        tell: Called with one line.
+
+    Attributes:
+        by_optimizer: What runs their steps.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self.by_optimizer: weakref.WeakKeyDictionary[torch.optim.Optimizer, OptimizerSlices] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def add(self, optimizer: torch.optim.Optimizer, memory: PersistentMemory, slice_bytes: int) -> None:
+        """Have the steps of an optimizer run in slices, and its state leave.
+
+        Args:
+            optimizer: The optimizer.
+            memory: What may leave.
+            slice_bytes: How much a slice may have.
+        """
+        memory.adopt_state(optimizer, list(optimizer.state))
+        around = _around(weakref.ref(memory), weakref.ref(optimizer))
+        try:
+            slices = OptimizerSlices(optimizer, slice_bytes, **around, tell=self._tell)
+            slices.attach()
+        except UsageError:
+            return  # it hands its steps to another one, which is found as well
+        self.by_optimizer[optimizer] = slices
+
+    def end(self) -> list[torch.optim.Optimizer]:
+        """Have all steps run as before, and return whose these are."""
+        optimizers = list(self.by_optimizer)
+        for slices in list(self.by_optimizer.values()):
+            slices.detach()
+        self.by_optimizer.clear()
+        return optimizers
+
+
+def _around(
+    memory: weakref.ref[PersistentMemory], optimizer: weakref.ref[torch.optim.Optimizer]
+) -> dict[str, Callable[[Sequence[torch.Tensor]], None]]:
+    """Return what is to be called around each slice of an optimizer's step. It keeps neither alive."""
+
+    def before(parameters: Sequence[torch.Tensor]) -> None:
+        here, stepped = memory(), optimizer()
+        if here is not None and stepped is not None:
+            here.begin_slice(stepped, parameters)
+
+    def before_whole(parameters: Sequence[torch.Tensor]) -> None:
+        here, stepped = memory(), optimizer()
+        if here is not None and stepped is not None:
+            here.begin_whole(stepped, parameters)
+
+    def after(parameters: Sequence[torch.Tensor]) -> None:
+        here, stepped = memory(), optimizer()
+        if here is not None and stepped is not None:
+            here.end_slice(stepped, parameters)
+
+    def failed(parameters: Sequence[torch.Tensor]) -> None:
+        here = memory()
+        if here is not None:
+            here.undo_slice()
+
+    return {"before": before, "before_whole": before_whole, "after": after, "failed": failed}
