@@ -129,7 +129,8 @@ def command(
     plain training. What follows SCRIPT, or -m MODULE, is for the script, whose exit code becomes that of the command.
     --debug stands before `exec`.
     """
-    from .governed_process import GovernedProcess, Governing
+    from .governed_process import GovernedProcess
+    from .governing import Governing
     from .scripts import module_runner, script_runner
     from .started_processes import govern_started_processes
 

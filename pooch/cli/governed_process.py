@@ -5,43 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..autopilot.finding import ModelFinder
 from ..autopilot.summary import AutoSummary
 from ..ground import messages
 from ..ground.errors import PoochError, first_line
 from ..torchtools.ranks import Ranks, is_distributed, own_rank
+from .governing import Governing
 from .run_times import RunTimes, process_age_s
 
 _PACKAGE = __package__.rpartition(".")[0]  # `pooch` in a checkout, `pooch_planner` in a wheel
 _TRAINING_S = 1.0  # of a processor's time: importing PyTorch alone takes more
-
-
-@dataclass(frozen=True, slots=True)
-class Governing:
-    """How a script runs under a budget, as the command line has it.
-
-    Attributes:
-        budget: The budget.
-        options: Further arguments of the `ModelFinder`.
-        report: The page to write, or None.
-        quiet: Whether nothing is printed.
-        verbose: Whether what Pooch did inside of the steps is printed too.
-        script: What is run.
-        typed: The command line.
-    """
-
-    budget: str
-    options: Mapping[str, Any]
-    report: Path | None
-    quiet: bool
-    verbose: bool
-    script: str
-    typed: str
 
 
 class GovernedProcess:

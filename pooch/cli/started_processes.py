@@ -15,10 +15,14 @@ from contextlib import contextmanager
 from multiprocessing import util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..torchtools.stand_ins import Place
-from .governed_process import GovernedProcess, Governing
+from .first_import import when_imported
+from .governing import Governing
+
+if TYPE_CHECKING:
+    from .governed_process import GovernedProcess
 
 _DATA_LOADING = "torch.utils.data."
 _ATTRIBUTE = "_pooch_governing"
@@ -64,12 +68,18 @@ class _Inherited:
 
 
 def begin_in_spawned(governing: Governing) -> _Inherited:
-    """Begin to hold the budget in this process."""
+    """Begin to hold the budget in this process, once it imports PyTorch: many processes do other work."""
+    when_imported("torch", lambda: _begin(governing))
+    return _Inherited(governing)
+
+
+def _begin(governing: Governing) -> None:
+    from .governed_process import GovernedProcess
+
     process = GovernedProcess(governing, is_started_by_script=True)
     process.start()
     govern_started_processes(process)
     _conclude_at_end(process)
-    return _Inherited(governing)
 
 
 @contextmanager

@@ -452,6 +452,36 @@ def test_each_process_that_the_script_starts_holds_the_budget(folder: Folder) ->
     assert pages == ["page.forked.html", "page.html", "page.rank1.html"]
 
 
+LATE = """
+import multiprocessing, sys
+def is_loaded(_):
+    return [name in sys.modules for name in ("torch", "pooch.autopilot")]
+def work():
+    import training
+    training.train(training.torch.nn.Sequential(*[training.block() for _ in range(4)]))
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        print(pool.map(is_loaded, [0]), flush=True)
+    late = context.Process(target=work, name="late")
+    late.start()
+    late.join()
+"""
+
+
+def test_a_process_that_does_not_train_loads_nothing_and_one_that_imports_pytorch_late_is_governed(
+    folder: Folder,
+) -> None:
+    folder.write("training.py", SMALL)
+    script = folder.write("late.py", LATE)
+    plain, budgeted = folder.python(script), folder.budgeted(script)
+    assert plain.returncode == 0, plain.stderr
+    assert budgeted.returncode == 0, budgeted.stderr
+    assert budgeted.stdout == plain.stdout
+    assert plain.stdout.startswith("[[False, False]]")
+    assert len(re.findall(r"pooch \(late\): Budget held: [\d.]+ of [\d.]+ MiB", budgeted.stderr)) == 1
+
+
 FAILING = """
 class Fails(torch.autograd.Function):
     @staticmethod
