@@ -423,9 +423,21 @@ class Persistence:
         """Have the optimizers of the models step in slices."""
         for optimizer in self.states.to_attach(models, self._evictor.device):
             self._sliced.add(optimizer, memory, self._slice_bytes)
+            self._say_if_too_large(optimizer, memory)
         for optimizer in [each for each in list(self._sliced.by_optimizer) if self.states.is_other(each)]:
             memory.adopt_state(optimizer, list(optimizer.state))
         memory.adopt_stepped(self.states.in_no_model(models))
+
+    def _say_if_too_large(self, optimizer: torch.optim.Optimizer, memory: PersistentMemory) -> None:
+        """Tell beforehand if a single parameter is too large for its step to hold the budget."""
+        found = self._needs.too_large(optimizer, memory.values.here_bytes())
+        if found is not None:
+            parameter, needed, room = map(format_bytes, found)
+            name = type(optimizer).__name__
+            self._say(
+                f"{name} takes about {needed} at once to step its largest parameter, of {parameter}, "
+                f"for which the budget has {room}: optimizer.step() will pass it"
+            )
 
     def moved(self) -> tuple[MovedKind, ...]:
         """Return what was copied so far."""

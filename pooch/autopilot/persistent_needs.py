@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from ..executor.evictor import Evictor
-from ..executor.slices import MOST_MOMENTS, TEMPORARIES
+from ..executor.slices import MOST_MOMENTS, TEMPORARIES, known_moments
 from ..torchtools.tensors import gradient_of
-from .optimizer_states import OptimizerStates
+from .optimizer_states import OptimizerStates, stepped_by
 
 PLANNED_SHARE = 0.9  # of the room: where parameters and gradients alone take more, steps are not planned
 TIGHT_SHARE = 0.75  # of the room: where what outlives steps takes more, the rest may be too little for a step
@@ -20,6 +20,7 @@ SAFE_SHARE = 0.95  # of the room: what the last steps would have taken with the 
 _SIMILAR_STEPS = 8
 _SLICES_IN_ROOM = 16
 _LEAST_SLICE_BYTES = 2**18
+_MOMENTS_WITH_TEMPORARIES = 2  # an optimizer that keeps as many computes with temporary tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,23 @@ class PersistentNeeds:
         if not needed_bytes <= room_bytes < needed_bytes + most_bytes:
             return needed_bytes > room_bytes
         return needed_bytes + self._states.stepping_bytes(trained) > room_bytes
+
+    def too_large(self, optimizer: torch.optim.Optimizer, here_bytes: int) -> tuple[int, int, int] | None:
+        """Return the bytes of a parameter whose step alone takes more than there is room for, that, and the room.
+
+        None: there is none, or it is not known what the optimizer takes. An op of those that are known reads two
+        tensors of a parameter's size beside the temporary ones.
+
+        Args:
+            optimizer: The optimizer.
+            here_bytes: What is here of all that may leave.
+        """
+        if (known_moments(optimizer) or 0) < _MOMENTS_WITH_TEMPORARIES:
+            return None
+        device = self._evictor.device
+        largest_bytes = max((each.nbytes for each in stepped_by(optimizer) if each.device == device), default=0)
+        needed_bytes, room_bytes = (2 + TEMPORARIES) * largest_bytes, self.room_bytes(here_bytes)
+        return (largest_bytes, needed_bytes, room_bytes) if needed_bytes > room_bytes else None
 
     def missing_bytes(self, here_bytes: int, budget_bytes: int | None) -> float:
         """Return how much has to leave for a step like the last ones to fit. Infinity if there were too few of them.

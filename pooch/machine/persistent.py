@@ -462,7 +462,7 @@ class PersistentValues:
 
     def here_bytes(self) -> int:
         """The bytes of those that are on the device."""
-        return sum(value.size_bytes for value in self._values.values() if value.is_here)
+        return sum(value.size_bytes for value in self if value.is_here)  # other threads may add some meanwhile
 
     def used_next(self, count: int) -> Iterator[PersistentValue]:
         """Yield those that will be used next, the nearest first, if they are away.

@@ -135,3 +135,24 @@ def test_a_budget_never_raises_the_peak_of_a_step_that_cannot_be_cut(kind: str, 
     found = trained(kind, plain.peak_bytes * percent // 100)
     assert found.contents == plain.contents
     assert found.peak_bytes <= plain.peak_bytes
+
+
+@pytest.mark.parametrize("times", [5, 3])
+def test_a_parameter_that_is_too_large_to_be_stepped_within_the_budget_is_told_beforehand(times: int) -> None:
+    """AdamW takes four times the parameter at once, though neither its slice fits nor plain training."""
+    before_bytes = live_before()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, 16 * WIDTH, bias=False), nn.Linear(16 * WIDTH, 1, bias=False))
+    (largest, _), told = model.parameters(), list[str]()
+    optimizer = torch.optim.AdamW(model.parameters())
+    budget_bytes = before_bytes + times * largest.nbytes
+    with pooch.auto(model, budget_bytes, optimizer, tell=told.append) as auto:
+        loss = model(torch.randn(1, WIDTH)).square().mean()
+        is_told = any("to step its largest parameter, of 2.25 MiB" in line for line in told)
+        assert is_told is (times < 4)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model(torch.randn(1, WIDTH)).square().mean().backward()
+        optimizer.step()
+        assert is_told is (auto._driver.counters.between_peak_bytes > budget_bytes)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pooch.executor.engines.cpu import CpuTicket
 from pooch.executor.engines.spill_file import Mover
 from pooch.ground.errors import TierError
+from pooch.machine.persistent import PersistentValue
 from pooch.torchtools import raw_looks, raw_storages, watch
 from pooch.torchtools.tensors import find_tensors
 from tests.counting import the_allocator
@@ -459,6 +460,21 @@ def test_what_was_loaded_from_a_checkpoint_leaves_as_well(kept: Kept, is_counted
         assert model.loaded.sum() == SIZE * (SIZE - 1) / 2
     finally:
         allocator.remove(kept)
+
+
+def test_another_thread_may_add_values_while_they_are_added_up(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [torch.ones(SIZE) for _ in range(3)]
+    for tensor in tensors[:2]:
+        kept.add(tensor)
+
+    def is_here(_: PersistentValue) -> bool:
+        monkeypatch.undo()
+        kept.add(tensors[2])  # as another thread does
+        return True
+
+    monkeypatch.setattr(PersistentValue, "is_here", property(is_here))
+    assert kept.memory.values.here_bytes() == 2 * tensors[0].nbytes
+    assert kept.memory.values.here_bytes() == 3 * tensors[0].nbytes
 
 
 def test_what_is_too_small_to_gain_anything_stays(kept: Kept) -> None:
