@@ -121,7 +121,7 @@ class ValueOwner:
                 value = self.saved[number] = Value(number, self, storage)
             elif value.storage is None and not value.is_copied:
                 value.storage = storage
-            planned.lent.append(Hold(value, self._evictor.lock.end))
+            planned.lent[number] = Hold(value, self._evictor.lock.end)
             if value.saved_at:
                 self._evictor.returned(value)
             else:

@@ -67,7 +67,8 @@ class PlannedValues:
         self.leaving = Leaving(evictor.verification, self._copies, table.copies, self.stats, recipes.of, cursor)
         self.calls = PlannedCalls(table, cursor, self.leaving.tainted)
         recipes.arriving = self.calls.arrived
-        self.lent: list[Hold] = []
+        self.lent: dict[int, Hold] = {}  # by the numbers of their values
+        recipes.may_go, recipes.stays = self.planned.__contains__, self.lent.__contains__
 
     def __contains__(self, number: int | None) -> bool:
         return number in self.planned

@@ -73,6 +73,9 @@ class Recipes:
     Attributes:
         sources: Storages of values that are held for replays, by number, whether autograd has saved them or not.
         arriving: Returns calls that were recorded elsewhere since it was last called.
+        may_go: Whether a value is read, or let go of, in another order than it was saved in, as a plan has it. What
+            its replay needs need not be there by then, though it is there now.
+        stays: Whether a value stays at hand to the end of the step.
     """
 
     def __init__(self, saved: dict[int, Value], kitchen: Kitchen, speed: CopySpeed) -> None:
@@ -80,6 +83,8 @@ class Recipes:
         self._saved, self._kitchen_if_there, self._speed = saved, weakref.ref(kitchen), speed
         self.sources: dict[int, Storage] = {}
         self.arriving: Callable[[], Collection[Call]] = tuple
+        self.may_go: Callable[[int], bool] = _never
+        self.stays: Callable[[int], bool] = _never
         self._arrival = threading.Lock()
         self._calls: dict[int, Call] = {}  # by what they made, in the order in which they ran
         self._costs_ms: dict[int, float] = {}
@@ -156,7 +161,7 @@ class Recipes:
         total_ms, seen, ahead = 0.0, set[int](), [number]
         wanted = self._saved.get(number)
         read_at = wanted.saved_at if wanted is not None and wanted.saved_at else math.inf
-        kitchen = self._kitchen
+        kitchen, is_uncertain = self._kitchen, self.may_go(number)
         while ahead:
             current = ahead.pop()
             call = self._calls.get(current) or self.of(current)
@@ -170,10 +175,9 @@ class Recipes:
                 return NEVER_MS
             looked_at.update(call.reads)
             for read in call.reads:
-                if read in self.sources:
-                    continue
-                value = self._saved.get(read)
-                if value is None or value.saved_at > read_at:
+                value = self._saved.get(read)  # a plan lets go of `sources` when it needs them no longer
+                may_go = (is_uncertain or self.may_go(read)) and not self.stays(read)
+                if value is None or value.saved_at > read_at or may_go:
                     ahead.append(read)  # what is saved later, the backward pass reads before, and lets go of it
                 elif value.storage is None:  # not asked by its state: chains are walked for each value that leaves
                     if value.is_copied:
@@ -277,3 +281,7 @@ class Recipes:
 def _may_leave(value: Value | None) -> None:
     if value is not None:
         value.is_busy = False
+
+
+def _never(number: int) -> bool:
+    return False

@@ -171,14 +171,35 @@ def test_what_a_plan_moves_does_not_stay_when_it_is_made_on_the_way() -> None:
     assert planned.state == "unmade"
 
 
-def test_what_is_held_for_replays_is_at_hand() -> None:
+def test_what_is_held_for_replays_is_at_hand_but_nothing_leaves_because_of_it() -> None:
+    """A plan lets go of it once its own replays have run."""
     device = Device()
     kitchen = Kitchen(device)
     recipes = chain(kitchen, {})
     recipes.sources[2] = device.storage(3)
-    assert recipes.replay_ms(3) == 2.0
+    assert recipes.replay_ms(3) == 8.0
     assert recipes.make_again(3).contents == 4
     assert kitchen.ran == [3]
+
+
+@pytest.mark.parametrize("uncertain", [2, 3])
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_what_may_go_before_a_value_is_read_is_not_counted_on(uncertain: int, is_recorded: bool) -> None:
+    """A plan records those calls alone that it replays. So a value must not be dropped that another one makes."""
+    device = Device()
+    kitchen = Kitchen(device)
+    saved = {2: Value(2, None, device.storage(3)), 3: Value(3, None, device.storage(4))}
+    uncertain_ones, staying = set[int](), set[int]()
+    recipes = chain(kitchen, saved) if is_recorded else Recipes(saved, kitchen, device.speed)  # type: ignore[arg-type]
+    recipes.add(Call(None, (2,), (3,), 2.0))
+    recipes.may_go, recipes.stays = uncertain_ones.__contains__, staying.__contains__
+    assert recipes.replay_ms(3) == 2.0
+    uncertain_ones.add(uncertain)
+    recipes.moved(2)
+    assert recipes.replay_ms(3) == (8.0 if is_recorded else float("inf"))
+    staying.add(2)
+    recipes.moved(2)
+    assert recipes.replay_ms(3) == 2.0
 
 
 def test_what_was_banned_or_has_changed_cannot_be_made_again() -> None:
