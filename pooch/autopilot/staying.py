@@ -41,8 +41,11 @@ class Staying:
         if self._looks == _MOST_LOOKS or live_bytes < _CLEARLY_MORE * self._most_bytes:
             return
         self._looks, self._most_bytes = self._looks + 1, live_bytes
-        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-            self._found = self._described(live_bytes)
+        try:
+            with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                self._found = self._described(live_bytes)
+        except (MemoryError, RuntimeError):  # the process has no memory to look with: that is no failure of the step
+            self._looks = _MOST_LOOKS
 
     def take(self) -> str | None:
         """Return what was seen, in one line, or None if that is nothing new. Then nobody looks again."""

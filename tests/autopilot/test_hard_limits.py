@@ -262,7 +262,7 @@ def test_no_more_memory_is_the_programs_own_error_and_the_next_step_is_right(
 ) -> None:
     found = finished(started(MEMORY_LIMIT, way, POOCH_SPILL_DIRECTORY=str(tmp_path)))
     assert found["limited"] == [3, 5]
-    assert len(found["failed"]) == 2
+    assert len(found["failed"]) == 2, found["failed"]
     assert all("memory" in error or "MemoryError" in error for error in found["failed"])
     assert found["digests"] == plain
 
@@ -292,7 +292,7 @@ model = a_model()""",
 def test_no_more_memory_in_the_middle_of_a_step(way: str, plain: list[str], tmp_path: Path) -> None:
     found = finished(started(IN_THE_STEP, way, POOCH_SPILL_DIRECTORY=str(tmp_path)))
     assert found["limited"] == [3, 5]
-    assert len(found["failed"]) == 2
+    assert len(found["failed"]) == 2, found["failed"]
     assert all("memory" in error or "MemoryError" in error for error in found["failed"])
     assert found["digests"] == plain
 

@@ -69,3 +69,15 @@ def test_objects_are_looked_through_while_more_is_live_and_not_told_yet() -> Non
     assert len(looks) == 5
     assert "of 5.00 MiB that stayed then" in str(staying.take())
     assert staying.take() is None
+
+
+def test_a_look_that_fails_is_no_failure_of_the_step() -> None:
+    """Where a process is not given more memory, a list of all objects may be too large."""
+
+    def models() -> list[nn.Module]:
+        raise MemoryError
+
+    evictor: Any = SimpleNamespace(device=torch.device("cpu"), persistent=None, live=SimpleNamespace(now=lambda: 2**20))
+    staying = Staying(evictor, models, OptimizerStates(None, []))
+    staying.look()
+    assert staying.take() is None
