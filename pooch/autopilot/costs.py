@@ -152,8 +152,10 @@ class HostCosts(CostSource):
     def begin(self) -> None:
         """Have the other process measure, once."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._measure, name="pooch-measuring", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._measure, name="pooch-measuring", daemon=True)
+            with suppress(RuntimeError, MemoryError):  # no memory for one just now: after the next plan
+                thread.start()
+                self._thread = thread
 
     def _measure(self) -> None:
         if self._gather is not None:
