@@ -7,6 +7,7 @@ on their bytes may leave whenever nothing works on them, and are brought back be
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -84,7 +85,7 @@ class PersistentMemory:
         self._ahead: list[PersistentValue] = []  # what is on its way back ahead of its use
         self._far: list[PersistentValue] = []  # what could leave at this number of uses, what is used last at its end
         self._far_since = -_USES_AHEAD
-        self._slice: Slice | None = None  # of an optimizer's step that is running
+        self._slices: dict[int, Slice] = {}  # of optimizers' steps that are running, by their threads
         self.staying_bytes: Counter[str] = Counter()
         self.values = evictor.persistent = PersistentValues(library.count_uses)
         _MEMORIES.add(self)
@@ -316,10 +317,10 @@ class PersistentMemory:
                 return  # nothing of it moves: it is as in plain training
             others_bytes = self._evictor.live.now() - self.values.here_bytes()
             room_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes - max(0, others_bytes)
-            self._slice = Slice(
+            current = self._slices[threading.get_ident()] = Slice(
                 self._evictor, optimizer, parameters, changed, self._rooms, room_bytes, self._least_bytes
             )
-            self._slice.begin(self.bring_back)
+            current.begin(self.bring_back)
 
     def begin_whole(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         """Prepare for a step of all parameters at once: what each op of it needs comes, and leaves after it.
@@ -333,7 +334,7 @@ class PersistentMemory:
 
     def end_slice(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         """Note that an optimizer has stepped some parameters, whose state has come to be or has changed."""
-        current, self._slice = self._slice, None
+        current = self._slices.pop(threading.get_ident(), None)
         if current is not None:
             current.end()
         self.adopt_state(optimizer, parameters)
@@ -342,7 +343,7 @@ class PersistentMemory:
 
     def undo_slice(self) -> None:
         """Have all be as before a step of some parameters, which has failed, if that can be."""
-        current, self._slice = self._slice, None
+        current = self._slices.pop(threading.get_ident(), None)
         is_undone = False
         if current is not None:
             with torch._C._DisableTorchDispatch(), self._evictor.lock:
