@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 
 import torch
 
 from ..executor.evictor import Evictor
-from ..ground.live_objects import live_objects
 from ..ground.units import format_bytes
-from ..torchtools.tensors import describe, find_tensors, has_plain_storage, storage_key, storage_of
+from ..torchtools.memory_trace import live_tensors
+from ..torchtools.tensors import describe, find_tensors, has_own_memory, storage_key, storage_of
+from ..torchtools.threads import is_alone
 from .optimizer_states import OptimizerStates
 from .persistence import tensors_of
 
@@ -36,7 +36,13 @@ class Staying:
         self._found: str | None = None
 
     def look(self) -> None:
-        """Look at what is live, where nothing more can leave."""
+        """Look at what is live, where nothing more can leave.
+
+        Not while other threads may train: their ops free storages without the interpreter's lock, and PyTorch ends the
+        process if something looks at one just then.
+        """
+        if not is_alone():
+            return
         live_bytes = self._evictor.live.now()
         if self._looks == _MOST_LOOKS or live_bytes < _CLEARLY_MORE * self._most_bytes:
             return
@@ -60,7 +66,7 @@ class Staying:
         states = [dict(optimizer.state) for optimizer in self._states.optimizers_of(parameters)]
         of_models = [each for model in models for each in tensors_of(model)]
         trained = self._by_storage([*of_models, *self._states.in_no_model(models), *find_tensors(states)])
-        others = self._by_storage(live_objects(torch.Tensor))
+        others = self._by_storage(live_tensors(self._evictor.device.type))
         held = sorted((each for key, each in others.items() if key not in trained), reverse=True)
         trained_bytes, held_bytes = (sum(size for size, _ in each) for each in (trained.values(), held))
         largest = ", ".join(f"{name} {format_bytes(size_bytes)}" for size_bytes, name in held[:_NAMED])
@@ -76,12 +82,11 @@ class Staying:
         """The bytes of each storage on the device, and its tensor that has most elements."""
         found: dict[int, tuple[int, int, torch.Tensor]] = {}
         for tensor in tensors:
-            if not has_plain_storage(tensor) or tensor.device != self._evictor.device:
+            if not has_own_memory(tensor) or tensor.device != self._evictor.device:
                 continue
-            with suppress(RuntimeError):  # of a wrapper, as transforms make them: what it wraps is another object
-                key, elements = storage_key(tensor), tensor.numel()
-                if elements > found.get(key, (0,))[0]:
-                    found[key] = elements, storage_of(tensor).nbytes(), tensor
+            key, elements = storage_key(tensor), tensor.numel()
+            if elements > found.get(key, (0,))[0]:
+                found[key] = elements, storage_of(tensor).nbytes(), tensor
         away = {value.key for value in self._evictor.persistent or () if value.storage is None}
         return {
             key: (size_bytes, describe(tensor)) for key, (_, size_bytes, tensor) in found.items() if key not in away

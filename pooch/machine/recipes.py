@@ -83,8 +83,8 @@ class Recipes:
         self._saved, self._kitchen_if_there, self._speed = saved, weakref.ref(kitchen), speed
         self.sources: dict[int, Storage] = {}
         self.arriving: Callable[[], Collection[Call]] = tuple
-        self.may_go: Callable[[int], bool] = _never
-        self.stays: Callable[[int], bool] = _never
+        self.may_go: Callable[[int], bool] = frozenset[int]().__contains__
+        self.stays: Callable[[int], bool] = frozenset[int]().__contains__
         self._arrival = threading.Lock()
         self._calls: dict[int, Call] = {}  # by what they made, in the order in which they ran
         self._costs_ms: dict[int, float] = {}
@@ -281,7 +281,3 @@ class Recipes:
 def _may_leave(value: Value | None) -> None:
     if value is not None:
         value.is_busy = False
-
-
-def _never(number: int) -> bool:
-    return False

@@ -253,12 +253,12 @@ def live_bytes(device: torch.device) -> int:
     return storage_bytes(live_tensors())
 
 
-def live_tensors() -> list[torch.Tensor]:
-    """Returns all tensors in CPU memory that the interpreter tracks. In place of sparse ones, it is their parts."""
+def live_tensors(device_type: str = "cpu") -> list[torch.Tensor]:
+    """Returns all tensors on a kind of device that the interpreter tracks; in place of sparse ones, their parts."""
     found: list[torch.Tensor] = []
     reads_gradients = is_alone()
     for candidate in live_objects(torch.Tensor):
-        if _has_memory(type(candidate)) and candidate.device.type == "cpu" and not _is_wrapped(candidate):
+        if _has_memory(type(candidate)) and candidate.device.type == device_type and not _is_wrapped(candidate):
             found.append(candidate)
             # Another thread may be training with it, and PyTorch ends the process if its gradient is read then.
             if reads_gradients and candidate.is_leaf and candidate.grad is not None:

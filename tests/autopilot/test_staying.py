@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,6 +70,26 @@ def test_objects_are_looked_through_while_more_is_live_and_not_told_yet() -> Non
     assert len(looks) == 5
     assert "of 5.00 MiB that stayed then" in str(staying.take())
     assert staying.take() is None
+
+
+def test_nobody_looks_while_another_thread_may_train() -> None:
+    """What its ops free just then would end the process."""
+    looks, is_over = list[int](), threading.Event()
+
+    def models() -> list[nn.Module]:
+        looks.append(1)
+        return []
+
+    evictor: Any = SimpleNamespace(device=torch.device("cpu"), persistent=None, live=SimpleNamespace(now=lambda: 2**20))
+    staying = Staying(evictor, models, OptimizerStates(None, []))
+    other = threading.Thread(target=is_over.wait, args=(60,))
+    other.start()
+    staying.look()
+    is_over.set()
+    other.join()
+    assert looks == []
+    staying.look()
+    assert looks == [1]
 
 
 def test_a_look_that_fails_is_no_failure_of_the_step() -> None:

@@ -1,0 +1,42 @@
+"""Optimizers as they are known, where several threads train."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import nn
+
+from pooch.autopilot.optimizer_states import OptimizerStates
+
+CPU = torch.device("cpu")
+
+
+def test_what_another_thread_steps_is_not_looked_at() -> None:
+    """PyTorch ends the process if a gradient is read while another thread lets go of it."""
+    (own, other), is_over = (torch.optim.SGD([torch.zeros(3, requires_grad=True)]) for _ in range(2)), threading.Event()
+    states, has_stepped = OptimizerStates(None, [own, other]), threading.Event()
+
+    def step() -> None:
+        states.stepped(other)
+        has_stepped.set()
+        is_over.wait(60)
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    has_stepped.wait(60)
+    assert states.in_no_model([]) == []
+    states.stepped(own)
+    assert [id(each) for each in states.in_no_model([])] == [id(own.param_groups[0]["params"][0])]
+    is_over.set()
+    thread.join()
+    assert len(states.in_no_model([])) == 2, "nobody else is there"
+
+
+def test_parameters_of_models_that_were_trained_before_belong_to_these() -> None:
+    models = [nn.Linear(2, 2) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters()) for model in models]
+    states = OptimizerStates(None, optimizers)
+    assert len(states.in_no_model(models[:1])) == 2
+    states.to_attach(models, CPU)
+    assert states.in_no_model(models[:1]) == []
