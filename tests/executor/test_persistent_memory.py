@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -103,6 +104,19 @@ def test_a_slice_that_fails_leaves_everything_as_it_was(kept: Kept, is_away: boo
     kept.leave()
     assert all_same(training.contents(), before)
     assert not any(value.is_busy for value in training.memory.values)
+
+
+def test_a_slice_is_undone_though_another_thread_ends_one_meanwhile(kept: Kept) -> None:
+    training = Training(kept)
+    before = training.contents()
+    kept.leave()
+    training.memory.begin_slice(training.optimizer, training.parameters)
+    training.optimizer.step()
+    thread = threading.Thread(target=training.memory.end_slice, args=(training.optimizer, []))
+    thread.start()
+    thread.join()
+    training.memory.undo_slice()
+    assert all_same(training.contents(), before)
 
 
 def test_a_slice_that_fails_gives_no_state_to_what_had_none(kept: Kept) -> None:
