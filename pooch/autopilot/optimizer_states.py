@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -11,7 +10,7 @@ import torch
 from ..executor.slices import TEMPORARIES, known_moments
 from ..ground.live_objects import live_objects
 from ..torchtools.tensors import find_tensors, tensor_bytes
-from ..torchtools.threads import is_alone
+from ..torchtools.threads import OwnThread, is_alone
 
 
 class OptimizerStates:
@@ -28,12 +27,12 @@ class OptimizerStates:
         self._seen = self._given  # what was found the last time that state to come was asked for
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # without being attached
         self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models whose optimizers were looked for
-        self._threads: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        self._threads: weakref.WeakKeyDictionary[torch.optim.Optimizer, OwnThread] = weakref.WeakKeyDictionary()
         self._states: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # ids
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step in this thread, as one that was made after the others were found."""
-        self._threads[optimizer] = threading.get_ident()
+        self._threads[optimizer] = OwnThread()
         if optimizer not in self._attached:
             self._stepped.add(optimizer)
 
@@ -66,10 +65,14 @@ class OptimizerStates:
         What another thread trains is left out: PyTorch ends the process if a gradient is read while that goes.
         """
         known = {id(each) for each in parameters_of([*models, *self._known])}
-        here, are_all_here = threading.get_ident(), is_alone()
-        own = [each for each in list(self._attached) if are_all_here or self._threads.get(each) == here]
+        are_all_here = is_alone()
+        own = [each for each in list(self._attached) if are_all_here or self._steps_here(each)]
         stepped = [each for optimizer in own for each in stepped_by(optimizer)]
         return [each for each in stepped if id(each) not in known]
+
+    def _steps_here(self, optimizer: torch.optim.Optimizer) -> bool:
+        thread = self._threads.get(optimizer)
+        return thread is not None and thread.is_here
 
     @staticmethod
     def _living_of(

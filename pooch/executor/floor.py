@@ -100,8 +100,8 @@ class Floor(Evictor):
         """Begin to count bytes, or return None where that cannot be done.
 
         The allocator holds one budget: that of `pooch.auto`, or of the first plan that was applied. Counting looks at
-        all tensors once, and PyTorch ends the process if another thread is just releasing one of them: beside other
-        threads, such as those of a notebook, what is live is what the plan says.
+        all tensors once, and PyTorch ends the process if another thread is just releasing one of them: beside threads
+        that may be training, what is live is what the plan says.
         """
         allocator = counting_allocator() if self.budget_bytes and self.device.type == "cpu" else None
         if not isinstance(allocator, CountingAllocator) or allocator.has_limit:

@@ -27,6 +27,7 @@ from pooch.executor.persistent import PersistentMemory
 from pooch.ground.errors import TierError
 from pooch.torchtools import watch
 from tests.live_before import live_before
+from tests.other_threads import another_thread
 
 WIDTH, LAYERS = 192, 8
 LAYER_BYTES = 4 * WIDTH * WIDTH
@@ -183,19 +184,6 @@ def test_the_first_step_of_an_optimizer_that_was_not_given_holds_the_budget() ->
             step(model, optimizer)
 
 
-@contextlib.contextmanager
-def another_thread() -> Iterator[None]:
-    """Context manager in which a thread waits, as that of a progress bar."""
-    is_over = threading.Event()
-    thread = threading.Thread(target=is_over.wait)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-
-
 @pytest.mark.parametrize("is_given", [True, False])
 @pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize("is_alone", [True, False])
@@ -209,7 +197,7 @@ def test_the_first_step_of_an_optimizer_holds_a_share_that_the_step_before_it_ma
         optimizer = adamw(model)
         with contextlib.ExitStack() as stack:
             if not is_alone:
-                stack.enter_context(another_thread())
+                stack.enter_context(another_thread(may_train=True))
             if share is not None:
                 governed = pooch.auto(model, share, optimizer if is_given else None, tell=lambda _: None)
                 auto = stack.enter_context(governed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import nn
 from pooch.autopilot.optimizer_states import OptimizerStates
 from pooch.autopilot.staying import Staying
 from tests.autopilot.under import Under
+from tests.other_threads import another_thread
 
 ROWS, WIDTH = 64, 256
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20}
@@ -74,7 +74,7 @@ def test_objects_are_looked_through_while_more_is_live_and_not_told_yet() -> Non
 
 def test_nobody_looks_while_another_thread_may_train() -> None:
     """What its ops free just then would end the process."""
-    looks, is_over = list[int](), threading.Event()
+    looks = list[int]()
 
     def models() -> list[nn.Module]:
         looks.append(1)
@@ -82,13 +82,11 @@ def test_nobody_looks_while_another_thread_may_train() -> None:
 
     evictor: Any = SimpleNamespace(device=torch.device("cpu"), persistent=None, live=SimpleNamespace(now=lambda: 2**20))
     staying = Staying(evictor, models, OptimizerStates(None, []))
-    other = threading.Thread(target=is_over.wait, args=(60,))
-    other.start()
-    staying.look()
-    is_over.set()
-    other.join()
-    assert looks == []
-    staying.look()
+    with another_thread(may_train=True):
+        staying.look()
+        assert looks == []
+    with another_thread(may_train=False):
+        staying.look()
     assert looks == [1]
 
 

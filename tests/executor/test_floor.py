@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +25,7 @@ from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.settings import called_as_unwatched
 from tests.counting import counting, the_allocator
 from tests.executor.support import budget_at, mixed, quick_profile
+from tests.other_threads import another_thread
 
 pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")
@@ -270,26 +270,20 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> list[s
     return failures
 
 
-def test_the_budget_is_held_beside_threads_of_others_too() -> None:
-    """Such as those of a notebook or a progress bar. What they hold is not looked at."""
+@pytest.mark.parametrize("may_train", [True, False])
+def test_the_budget_is_held_beside_threads_of_others_too(may_train: bool) -> None:
+    """What those hold that may train is not looked at."""
     model, rows, plan = planned()
-    over = threading.Event()
-    other = threading.Thread(target=over.wait)
-    other.start()
-    try:
-        with pooch.apply(plan, model, measure_every=0) as run:
-            gradients(model, rows)
-            model.more = 8
-            with run.paused():
-                expected = gradients(model, rows)
-            model.zero_grad()
-            with pytest.warns(UserWarning, match="the budget is held without the plan"):
-                peak_bytes = counted_peak(lambda: model(rows).backward())
-            assert gradients_of(model) == expected
-            assert peak_bytes <= plan.budget_bytes
-    finally:
-        over.set()
-        other.join()
+    with another_thread(may_train=may_train), pooch.apply(plan, model, measure_every=0) as run:
+        gradients(model, rows)
+        model.more = 8
+        with run.paused():
+            expected = gradients(model, rows)
+        model.zero_grad()
+        with pytest.warns(UserWarning, match="the budget is held without the plan"):
+            peak_bytes = counted_peak(lambda: model(rows).backward())
+        assert gradients_of(model) == expected
+        assert peak_bytes <= plan.budget_bytes
 
 
 def check_that_the_plan_is_followed_again(model: Growing, rows: Tensor, plan: pooch.Plan, run: Run) -> None:
