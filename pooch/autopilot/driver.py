@@ -321,7 +321,7 @@ class StepDriver:
             self._live.recount(if_less=_RECOUNTED_STEPS[reached - 1] in _SELDOM_CHANGED)
             self.budget.hold()
         self._recounts = reached
-        self._persistence.step_begins(models, self.budget.size_bytes)
+        self._persistence.step_begins(models, self.budget.size_bytes, (args, kwargs))
         stats = RunStats()
         start_bytes = self._live.now()
         settled = self._steps >= _MOST_UNSETTLED_STEPS or not any(map(will_arrange_buckets, models))
@@ -368,7 +368,7 @@ class StepDriver:
             raise
 
     def find_more(self) -> int | None:
-        """Collect garbage, or else let the optimizers' state leave in the step that runs.
+        """Collect garbage, or else let the optimizers' state and the program's data leave in the step that runs.
 
         Returns:
             The bytes that garbage has freed, or None if there was none and nothing more may leave.
@@ -378,7 +378,7 @@ class StepDriver:
         running = self._running
         if freed_bytes or running is None or not running.is_of_this_thread:
             return freed_bytes or None
-        if self._persistence.let_state_leave_now():
+        if self._persistence.let_more_leave_now(running.step.storages):
             return 0
         if self.budget.is_told:
             self._staying.look()

@@ -31,7 +31,9 @@ from ..torchtools.tensors import gradient_of
 from ..torchtools.watch import LIBRARY, unmark
 from .optimizer_states import OptimizerStates, is_on, parameters_of, stepped_by
 from .persistent_needs import PersistentNeeds
+from .program_data import ProgramData
 from .sliced_optimizers import SlicedOptimizers
+from .steps import Storages
 from .summary import MovedKind
 
 _MOST_STEPS_WITH_MOVES = 3  # in which more than state had to leave though they could be planned
@@ -40,6 +42,7 @@ _NAMES: dict[Kind, str] = {
     "gradient": "gradients",
     "state": "optimizer's state",
     "buffer": "buffers",
+    "data": "data of the program",
 }
 
 
@@ -76,6 +79,7 @@ class Persistence:
         self._unseen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models, until a step begins
         self._known_bytes: int | None = None  # the budget when the step before began
         self._needs = PersistentNeeds(evictor, self.states)
+        self._data = ProgramData(evictor, self._say)
         self._slice_bytes = 0
         self._moved_bytes = self._steps_with_moves = 0
         self.may_plan, self.has_compiled = True, False
@@ -149,6 +153,7 @@ class Persistence:
         self._end_memory()
         for tensor in chain(stepped, *map(tensors_of, models)):
             unmark(tensor)  # the keys of a tensor are a reason to compile anew
+        self._data.unmark()
         self._refuse_compiled()
 
     def _refuse_compiled(self) -> None:
@@ -214,21 +219,25 @@ class Persistence:
             memory.move_state_in(optimizer)
         memory.make_room()
 
-    def step_begins(self, models: Sequence[torch.nn.Module], budget_bytes: int | None) -> None:
+    def step_begins(self, models: Sequence[torch.nn.Module], budget_bytes: int | None, arguments: object = ()) -> None:
         """Look at what a step begins with, and let it leave if there is no room for it.
 
         Args:
             models: The models of the step.
             budget_bytes: The budget, or None if it is not known yet.
+            arguments: What the model is called with, in any nesting.
         """
         self._unseen.clear()
         self._has_passed_by = False
         self._models, self._may_resort = [weakref.ref(model) for model in models], True
         if self._has_to_stay():
             return
+        has_missed = self._has_missed
         memory = self._memory_of(models, budget_bytes)
         if memory is None:
             return
+        self._data.step_begins(memory, has_missed, arguments)
+        self._has_missed = False
         here_bytes = memory.values.here_bytes()
         has_room = self._needs.can_stay([*parameters_of(models), *self.states.in_no_model(models)], here_bytes)
         self.may_plan = memory.values.are_last = has_room and self._steps_with_moves < _MOST_STEPS_WITH_MOVES
@@ -296,34 +305,43 @@ class Persistence:
         if memory is not None:
             memory.make_room()
 
-    def let_state_leave_now(self) -> bool:
-        """Have the optimizers' state leave in the middle of a step, as nothing else can; return whether there is any.
+    def let_more_leave_now(self, followed: Storages) -> bool:
+        """Have more leave in the middle of a step, as nothing else can; return whether there is any.
 
-        No op of a forward or backward pass works on it. Parameters and gradients may be what the op that asks for room
-        works on: they leave in later steps.
+        The optimizers' state, on which no op of a forward or backward pass works, and data of the program. Parameters
+        and gradients may be what the op that asks for room works on: they leave in later steps.
+
+        Args:
+            followed: The storages that the step follows, of which that is not to be had.
         """
         may_resort, self._may_resort = self._may_resort, False  # looking for it takes long
-        if self.memory is not None or not may_resort or not self._may_begin() or LIBRARY.loaded is None:
+        library = LIBRARY.loaded
+        if not may_resort or library is None or (self.memory is None and not self._may_begin()):
             return False
         self._is_in_op = True
         try:
-            return self._adopt_state()
+            has_state = self.memory is None and self._adopt_state()
+            return self._data.leaves_now(library, followed, self._memory_now) or has_state
         finally:
             self._is_in_op = False
 
     def _adopt_state(self) -> bool:
-        models = self._living()
-        optimizers = self.states.optimizers_of({id(each) for each in parameters_of(models)})
-        if not any(optimizer.state for optimizer in optimizers):
-            return False
-        self._has_begun = True  # it is too late for an error
-        memory = self._begin(models, self._evictor.budget_bytes)
+        optimizers = self.states.optimizers_of({id(each) for each in parameters_of(self._living())})
+        memory = self._memory_now() if any(optimizer.state for optimizer in optimizers) else None
         if memory is None:
             return False
-        memory.values.are_last = True
         for optimizer in optimizers:
             memory.adopt_state(optimizer, list(optimizer.state))
         return True
+
+    def _memory_now(self) -> PersistentMemory | None:
+        """Return what lets things leave in the middle of a step, or None if nothing can."""
+        if self.memory is None:
+            self._has_begun = True  # it is too late for an error
+            memory = self._begin(self._living(), self._evictor.budget_bytes)
+            if memory is not None:
+                memory.values.are_last = True
+        return self.memory
 
     def _living(self) -> list[torch.nn.Module]:
         """Return the models of the last step that are still there."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
+from typing import Protocol
 
 import torch
 
@@ -22,6 +24,13 @@ from .known import Known
 from .library import NOT_MEASURED
 
 
+class Storages(Protocol):
+    """Storages by their keys."""
+
+    def get(self, key: int, /) -> int | None:
+        """Return the number of what is in a storage, or None if it is not one of them."""
+
+
 class DrivenStep:
     """A step that is running. Opening and closing it may be interrupted, and closing it may be repeated.
 
@@ -29,9 +38,11 @@ class DrivenStep:
 
     Attributes:
         mismatches: Why its plan could not be followed, if it is no plan for this step after all.
+        storages: Which storages it follows, by their keys: what is in them may leave as it saves it.
     """
 
     mismatches: Sequence[str] = ()
+    storages: Storages = MappingProxyType({})
 
     def open(self, compiled: Callable[[], None]) -> None:
         """Put hooks and modes in place.
@@ -78,7 +89,7 @@ class GovernedStep(DrivenStep):
     def __init__(self, step: Step) -> None:
         self._step: Step | None = step
         self.follows_plan, self.replays, self.mismatches = step.guide is not None, step.replays, step.mismatches
-        self._effort, self._stats = step.owner.effort, step.stats
+        self.storages, self._effort, self._stats = step.values, step.owner.effort, step.stats
         self._forward = LooseStack()
         end_with(self, self._forward.close)
 
@@ -159,7 +170,9 @@ class RecordedStep(DrivenStep):
     ) -> None:
         self._has_graphs = has_graphs
         self._workload = workload
-        self._trace: LiveTrace | None = LiveTrace(models, Step(evictor), persistent_bytes)
+        step = Step(evictor)
+        self.storages = step.values
+        self._trace: LiveTrace | None = LiveTrace(models, step, persistent_bytes)
         end_with(self, self._trace.stop)
 
     def open(self, compiled: Callable[[], None]) -> None:

@@ -68,6 +68,11 @@ class Evictor(Pressure):
         """Whether anything is registered that could leave."""
         return bool(self._values)
 
+    def saved_keys(self) -> set[int]:
+        """The keys of the storages on the device that autograd has saved and that may leave."""
+        storages = (value.storage for value in list(self._values))
+        return {storage._cdata for storage in storages if storage is not None}
+
     @property
     def unasked_bytes(self) -> int:
         """The most that came between two looks at what is live, where no allocation asks for room."""

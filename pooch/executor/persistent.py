@@ -1,11 +1,13 @@
-"""What outlives the steps under a budget on a real device: parameters, buffers, gradients, states of optimizers.
+"""What outlives the steps under a budget on a real device: parameters, buffers, gradients, states of optimizers, data.
 
-They are found by looking at the models and their optimizers, and where autograd has accumulated a gradient. From then
+They are found by looking at the models and their optimizers, where autograd has accumulated a gradient, and among what
+the program holds. From then
 on their bytes may leave whenever nothing works on them, and are brought back before an op does, wherever that is.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
@@ -60,6 +62,7 @@ class PersistentMemory:
         slice_bytes: How much of it ops on lists of tensors, such as those that clip gradients, work on at a time.
 
     Attributes:
+        library: Watches ops natively.
         values: The values, in the order in which they leave.
         staying_bytes: Bytes that cannot leave, by the reason.
         reads: What the program reads without an op.
@@ -73,7 +76,7 @@ class PersistentMemory:
         if library is None:
             why = LIBRARY.why_not or "POOCH_NATIVE_WATCH is 0"
             raise UsageError(f"parameters and the state of optimizers cannot leave the device: {why}")
-        self._library, self._evictor = library, evictor
+        self.library, self._evictor = library, evictor
         self._is_ordered = has_streams(evictor.device)
         self._least_bytes = max(_LEAST_BYTES, int(_LEAST_SHARE * budget_bytes))
         self._tier = StepTier(evictor.engine, evictor.host_bytes)
@@ -113,7 +116,7 @@ class PersistentMemory:
             for value in self.values:
                 if value.ticket is not None and value.ticket.is_done():  # it may hold what the program has released
                     self._evictor.store.finish_out(value, self._evictor.stats)
-            for value in self.values.begin_step(self._library.take_uses()):
+            for value in self.values.begin_step(self.library.take_uses()):
                 self._forget(value)
             self.staying_bytes.clear()
             self.adopt_models(models)
@@ -137,6 +140,16 @@ class PersistentMemory:
                 for part, kind, what in _parameter_and_gradient(tensor):
                     self._adopt(part, kind, what)
             self._take_gradients(tensors)
+
+    def adopt_data(self, found: Iterable[Sequence[torch.Tensor]]) -> None:
+        """Have what the program holds leave where room is needed.
+
+        Args:
+            found: Its tensors, those together that are on one storage: all that there are on it.
+        """
+        with self._evictor.lock:
+            for first, *others in found:
+                self._adopt(first, "data", ("data", storage_key(first)), others)
 
     def _take_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
         for parameter in parameters:
@@ -167,6 +180,10 @@ class PersistentMemory:
         for optimizer in optimizers:
             move_state(optimizer)
 
+    def bring_data_back(self) -> None:
+        """Have what the program holds be there: a process that is about to be forked may read it, to load data."""
+        self.bring_back(value for value in self.values if value.kind == "data" and not value.is_here)
+
     @property
     def fits(self) -> bool:
         """Whether everything has room on the device at once."""
@@ -192,28 +209,36 @@ class PersistentMemory:
                 with torch._C._DisableTorchDispatch():
                     self._evictor.look(2 * tensor_bytes(gradient))
 
-    def _adopt(self, tensor: torch.Tensor, kind: Kind, what: Hashable) -> None:
-        """Have a tensor leave where room is needed, unless something stands in the way."""
-        if tensor.device != self._evictor.device or not has_plain_storage(tensor) or not self._library.is_plain(tensor):
+    def _adopt(self, tensor: torch.Tensor, kind: Kind, what: Hashable, others: Sequence[torch.Tensor] = ()) -> None:
+        """Have a tensor leave where room is needed, unless something stands in the way, such as further tensors on it.
+
+        Args:
+            tensor: The tensor.
+            kind: What it is.
+            what: Tells it from others in each step.
+            others: Further tensors on its storage that do not stand in the way.
+        """
+        if tensor.device != self._evictor.device or not has_plain_storage(tensor) or not self.library.is_plain(tensor):
             return
         key = storage_key(tensor)
         if key in self._homes:
-            if not self._library.is_marked(tensor):
-                self._homes[key].mark(tensor)
+            for each in (tensor, *others):
+                if not self.library.is_marked(each):
+                    self._homes[key].mark(each)
             return
         storage = storage_of(tensor)
         size_bytes = storage.nbytes()
         if size_bytes < self._least_bytes:
             return
         address = memory_address(storage)
-        why = _why_not(storage, lambda: self._library.is_of_allocator(tensor))
+        why = _why_not(storage, lambda: self.library.is_of_allocator(tensor))
         del storage
-        if not why and self._library.tensors_beside(tensor) > 1:
+        if not why and self.library.tensors_beside(tensor) > 1 + len(others):
             why = "something else holds views of them"
         if why:
             self.staying_bytes[why] += size_bytes
             return
-        home = self._homes[key] = self._library.Home(tensor)
+        home = self._homes[key] = self._new_home(tensor, kind, others)
         number = self._numbers.setdefault(what, len(self._numbers))
         value = PersistentValue(number, home, kind, self._owner, size_bytes)
         value.on_first_leave = self._evictor.live.uncounted(address, size_bytes)
@@ -221,11 +246,19 @@ class PersistentMemory:
         if before is not None and before.is_gone:
             self._give_back(before)
         place = self._rooms.take(size_bytes)
-        if place is not None:
-            value.place = PersistentPlace(value, place, self.values.moved, is_ordered=self._is_ordered)
         if place is None:
             self.staying_bytes[_NO_ROOM] += size_bytes
+        else:
+            value.place = PersistentPlace(value, place, self.values.moved, is_ordered=self._is_ordered)
         self._evictor.live.resume()
+
+    def _new_home(self, tensor: torch.Tensor, kind: Kind, others: Sequence[torch.Tensor]) -> Any:
+        home = self.library.Home(tensor)
+        for each in others:
+            home.mark(each)
+        if kind == "data" and self._is_ordered:  # such as a batch that a loader may move here ahead of its step
+            home.stay_on_stream()
+        return home
 
     def _forget(self, value: PersistentValue) -> None:
         self._evictor.store.settle(value)
@@ -285,7 +318,7 @@ class PersistentMemory:
             distance: What is used within about as many uses stays.
         """
         store, stats = self._evictor.store, self._evictor.stats
-        uses = self._library.count_uses()
+        uses = self.library.count_uses()
         if not 0 <= uses - self._far_since < _USES_AHEAD:
             self._far, self._far_since = self.values.farthest(), uses
         being_written: list[PersistentValue] = []
@@ -445,6 +478,14 @@ def _bring_back(keys: list[int]) -> None:
         values = [value for value in map(memory.values.of, keys) if value is not None]
         if values:
             memory.bring_back(values)
+
+
+def _before_fork() -> None:
+    for memory in list(_MEMORIES):
+        memory.bring_data_back()
+
+
+os.register_at_fork(before=_before_fork)
 
 
 def _parts_of(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Kind, Hashable]]:

@@ -1,4 +1,4 @@
-"""Values that outlive a step: parameters, buffers, gradients, the state of an optimizer.
+"""Values that outlive a step: parameters, buffers, gradients, the state of an optimizer, data of the program's.
 
 The program holds their storages for as long as it likes, so it is their bytes that leave and come back. Where such a
 value is follows from the same three fields as for all others (see `values.py`), of which two are read off its home:
@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 from .eviction import online_score
 from .values import Memory, Owner, Place, Storage, Ticket, Value
 
-Kind = Literal["parameter", "buffer", "gradient", "state"]
+Kind = Literal["parameter", "buffer", "gradient", "state", "data"]
 Cost = Callable[[Value], float]
 
 

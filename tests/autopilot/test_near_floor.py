@@ -39,7 +39,7 @@ def modelled_copies() -> Iterator[None]:
         patched.setattr(PlanRequests, "_with_costs", lambda _, job: job)
         patched.setattr(Trial, "is_slower", lambda *_: False)
         patched.setattr(Persistence, "_is_needed", lambda *_: False)  # what activations alone can do
-        patched.setattr(Persistence, "let_state_leave_now", lambda _: False)
+        patched.setattr(Persistence, "let_more_leave_now", lambda *_: False)
         torch.set_num_threads(1)
         yield
     torch.set_num_threads(threads)

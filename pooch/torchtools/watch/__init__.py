@@ -8,6 +8,7 @@ does the same work.
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import importlib.util
 import os
@@ -107,8 +108,23 @@ def _knows_fake(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda tensor: original(tensor) and not is_marked(tensor)
 
 
+def _knows_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what makes tensors like another one, whose device PyTorch tells by its keys here, and ours is of none."""
+
+    @functools.wraps(original)
+    def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return original(
+            torch.empty(0, dtype=self.dtype, device=self.device) if is_marked(self) else self, *args, **kwargs
+        )
+
+    return new
+
+
 # PyTorch 2.14 takes all tensors with the key that marks ours for fake ones, of which it prints and saves no values.
-_NOT_FAKE = StandIns(Place(torch._C, "_is_fake_tensor", _knows_fake))
+_MARKED = StandIns(
+    Place(torch._C, "_is_fake_tensor", _knows_fake),
+    *(Place(torch.Tensor, name, _knows_device) for name in ("new", "new_tensor")),
+)
 
 
 def _loaded() -> ModuleType | None:
@@ -120,7 +136,7 @@ def _loaded() -> ModuleType | None:
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     module.use(_described, settings_now, refuse, changed_in_place)
-    _NOT_FAKE.use(module)
+    _MARKED.use(module)
     HANDLES.add(module.Handle)
     return module
 

@@ -8,6 +8,7 @@
 #include "operators.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Storage.h>
 #include <torch/headeronly/version.h>
@@ -41,13 +42,32 @@ inline void unmark(const at::Tensor& tensor) {
   keys = keys.remove(KEY);
 }
 
+inline c10::StreamId current_stream(const c10::Device& device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).id();
+}
+
 struct Home {
   explicit Home(const c10::Storage& storage) : storage(storage.getWeakStorageImpl()) {}
+
+  // Has its bytes stay once an op on another stream than the current one has worked on them, for nothing waits for that.
+  void stay_on_stream(const c10::Device& device) {
+    stream = current_stream(device);
+    is_of_one_stream = true;
+  }
+
+  void used_on(const c10::Device& device) {
+    if (is_of_one_stream && current_stream(device) != stream) is_elsewhere = true;
+  }
+
+  bool is_used() const { return uses > 0 || is_exposed || is_elsewhere; }
 
   Weak storage;
   std::atomic<bool> is_here{true};
   std::atomic<bool> is_exposed{false};  // to an op that may work on it after it has returned
   std::atomic<bool> is_read{false};     // by a copy on another stream, for which an op that writes to it has to wait
+  std::atomic<bool> is_of_one_stream{false};
+  std::atomic<bool> is_elsewhere{false};  // an op on another stream than its own has worked on it
+  c10::StreamId stream = 0;
   std::atomic<int> uses{0};  // by ops that are running
   std::atomic<uint64_t> writes{0};  // counted where an op that writes begins and where it ends
   std::atomic<uint64_t> last_use{0};
@@ -142,7 +162,10 @@ class Use {
       const bool is_written = position < 64 && (written >> position & 1) != 0;
       each_tensor(argument, [&](const at::Tensor& tensor) {
         if (!is_marked(tensor)) return;
-        if (auto home = homes().of(tensor)) begin(std::move(home), is_written || exposes, exposes);
+        auto home = homes().of(tensor);
+        if (!home) return;
+        home->used_on(tensor.device());
+        begin(std::move(home), is_written || exposes, exposes);
       });
       ++position;
     }
@@ -243,6 +266,15 @@ inline PyObject* home_mark(PyObject* self, PyObject* object) {
   END_HANDLE_TH_ERRORS
 }
 
+// Has the bytes stay once another stream than the one that is current now has worked on them.
+inline PyObject* home_stay_on_stream(PyObject* self, PyObject*) {
+  HANDLE_TH_ERRORS
+  const auto storage = home_of(self).storage.lock();
+  if (storage) home_of(self).stay_on_stream(storage->device());
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 // Whether the memory of a storage is that of PyTorch's CPU allocator, and so nobody's else. `torch.load` makes such storages
 // without an allocator of their own, as if the memory were that of a mapped file or of an array.
 inline bool is_of_cpu_allocator(const c10::StorageImpl& storage) {
@@ -263,7 +295,7 @@ inline PyObject* home_take(PyObject* self, PyObject* arguments) {
   const auto storage = home.storage.lock();
   if (!storage || !home.is_here.exchange(false)) Py_RETURN_NONE;
   // An op that begins from here on waits until they are back. Without an allocator they are shared, or somebody else's.
-  if (home.uses > 0 || home.is_exposed || (writes != ~0ull && home.writes != writes) ||
+  if (home.is_used() || (writes != ~0ull && home.writes != writes) ||
       (storage->allocator() == nullptr && !is_of_cpu_allocator(*storage))) {
     home.is_here = true;
     Py_RETURN_NONE;
@@ -330,7 +362,7 @@ inline PyObject* home_get_is_here(PyObject* self, void*) {
 }
 
 inline PyObject* home_get_is_used(PyObject* self, void*) {
-  return PyBool_FromLong(home_of(self).uses > 0 || home_of(self).is_exposed);
+  return PyBool_FromLong(home_of(self).is_used());
 }
 
 // What an op was still working on when it returned is done by now.
@@ -370,6 +402,7 @@ inline PyTypeObject* home_type() {
       {"give", home_give, METH_O, nullptr},
       {"close", home_close, METH_NOARGS, nullptr},
       {"mark", home_mark, METH_O, nullptr},
+      {"stay_on_stream", home_stay_on_stream, METH_NOARGS, nullptr},
       {nullptr, nullptr, 0, nullptr}};
   static PyGetSetDef attributes[] = {
       {"storage", home_get_storage, nullptr, nullptr, nullptr},
@@ -422,6 +455,13 @@ inline PyObject* tensors_beside(PyObject*, PyObject* tensor) {
   return PyLong_FromSize_t(tensors_on(storage.use_count(), storage.unsafeGetStorageImpl()));
 }
 
+// In Python: `references_to(tensor)`: how many references there are to the tensor itself: one is that of its Python object,
+// and each view that knows it as its base has one.
+inline PyObject* references_to(PyObject*, PyObject* tensor) {
+  if (!THPVariable_Check(tensor)) return PyErr_Format(PyExc_TypeError, "a tensor is asked about");
+  return PyLong_FromSize_t(THPVariable_Unpack(tensor).use_count());
+}
+
 // In Python: `is_of_allocator(tensor)`: whether its memory is that of PyTorch's CPU allocator, and its own.
 inline PyObject* is_of_allocator(PyObject*, PyObject* tensor) {
   HANDLE_TH_ERRORS
@@ -450,6 +490,11 @@ inline PyObject* with_homes(PyObject*, PyObject* function) {
     ~On() { c10::impl::tls_set_dispatch_key_excluded(KEY, true); }
   } on;
   return PyObject_CallNoArgs(function);
+}
+
+// In Python: `is_in_op()`: whether the kernel is running an op in this thread. It holds the tensors that the op works on.
+inline PyObject* is_in_op(PyObject*, PyObject*) {
+  return PyBool_FromLong(c10::impl::tls_is_dispatch_key_excluded(KEY));
 }
 
 // In Python: `count_uses()` returns how many uses there were since `take_uses`.

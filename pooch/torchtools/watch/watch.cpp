@@ -58,6 +58,8 @@ PyMethodDef functions[] = {
     {"is_marked", watch::is_marked_here, METH_O, nullptr},
     {"unmark", watch::unmark_here, METH_O, nullptr},
     {"tensors_beside", watch::tensors_beside, METH_O, nullptr},
+    {"references_to", watch::references_to, METH_O, nullptr},
+    {"is_in_op", watch::is_in_op, METH_NOARGS, nullptr},
     {"is_of_allocator", watch::is_of_allocator, METH_O, nullptr},
     {"use_homes", watch::use_homes, METH_VARARGS, nullptr},
     {"with_homes", watch::with_homes, METH_O, nullptr},

@@ -1,0 +1,123 @@
+"""When what the program holds leaves, such as its data: where steps pass the budget though everything else has left."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import _engine_run_backward
+
+from ..executor.evictor import Evictor
+from ..executor.persistent import PersistentMemory
+from ..executor.program_data import data_that_can_leave
+from ..ground.units import format_bytes
+from ..torchtools.accelerators import has_streams
+from ..torchtools.memory_trace import live_tensors
+from ..torchtools.tensors import find_tensors, storage_key
+from ..torchtools.threads import is_alone
+from ..torchtools.watch import unmark
+from .steps import Storages
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+class ProgramData:
+    """Looks for what the program holds, seldom: with large libraries loaded, that takes as long as a step.
+
+    On a device with streams, only what models are called with leaves: something else may be on its way there, on a
+    stream that nothing waits for, such as the next batch.
+
+    Args:
+        evictor: Holds the budget.
+        tell: Called with one line, once.
+    """
+
+    def __init__(self, evictor: Evictor, tell: Callable[[str], None]) -> None:
+        self._evictor, self._tell = evictor, tell
+        self._looks_at_all = not has_streams(evictor.device)
+        self._misses, self._next_look = 0, 1
+        self._has_begun = False
+
+    def step_begins(self, memory: PersistentMemory, has_missed: bool, arguments: object) -> None:
+        """Have data leave from now on if the budget was passed, and from then on what a step is given.
+
+        Args:
+            memory: What may leave.
+            has_missed: Whether the step before passed the budget.
+            arguments: What the model is called with, in any nesting.
+        """
+        is_due = has_missed and self._is_due()
+        if is_due and self._looks_at_all:
+            self._adopt(memory, self._all(memory.library))
+        elif is_due or self._has_begun:
+            given = find_tensors(arguments)
+            self._adopt(memory, data_that_can_leave(given, self._evictor.device, memory.library))
+
+    def leaves_now(self, library: Any, followed: Storages, memory_now: Callable[[], PersistentMemory | None]) -> bool:
+        """Have data leave in the middle of a step that is about to pass the budget; return whether there is any.
+
+        The op that is running holds what it works on, so that this is not what Python alone holds. What the next ones
+        are given is brought back then.
+
+        Args:
+            library: Watches ops natively.
+            followed: The storages that the step follows.
+            memory_now: Returns what lets things leave, or None if nothing can.
+        """
+        holds = library.is_in_op() or _is_autograd_running()
+        if not (holds and self._looks_at_all and self._is_due()):
+            return False
+        saved = self._evictor.saved_keys()
+        try:
+            with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+                found = [
+                    together
+                    for together in self._all(library)
+                    if (key := storage_key(together[0])) not in saved and followed.get(key) is None
+                ]
+                memory = memory_now() if found else None
+                return memory is not None and self._adopt(memory, found)
+        except (MemoryError, RuntimeError):  # the process has no memory to look with: that is no failure of the step
+            return False
+
+    def unmark(self) -> None:
+        """Have ops on data seen within regions alone, which does not leave any more."""
+        if self._has_begun and is_alone():
+            for tensor in live_tensors(self._evictor.device.type):
+                unmark(tensor)
+
+    def _is_due(self) -> bool:
+        """Whether to look now that the budget is passed: the first time, the second, the fourth and so on.
+
+        PyTorch ends the process if something looks at a storage that another thread is just releasing.
+        """
+        self._misses += 1
+        if self._misses < self._next_look or not is_alone():
+            return False
+        self._next_look = 2 * self._misses
+        return True
+
+    def _all(self, library: Any) -> Iterator[Sequence[torch.Tensor]]:
+        device = self._evictor.device
+        return data_that_can_leave(live_tensors(device.type), device, library)
+
+    def _adopt(self, memory: PersistentMemory, found: Iterable[Sequence[torch.Tensor]]) -> bool:
+        memory.adopt_data(found)
+        data_bytes = sum(value.size_bytes for value in memory.values if value.kind == "data")
+        if data_bytes and not self._has_begun:
+            self._has_begun = True
+            self._tell(
+                "nothing else can leave, so tensors that the program holds leave "
+                f"{self._evictor.device.type} memory as well from now on ({format_bytes(data_bytes)})"
+            )
+        return data_bytes > 0
+
+
+def _is_autograd_running() -> bool:
+    """Whether autograd itself runs the op that is running, and no Python code that it has called."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE:
+        frame = frame.f_back
+    return frame.f_code is _engine_run_backward.__code__

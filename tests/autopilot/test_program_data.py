@@ -1,0 +1,281 @@
+"""What the program holds, such as its data, leaves where a step would pass the budget though all else has left."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import pooch
+import pooch.autopilot.program_data as autopilot_data
+from pooch.autopilot.program_data import ProgramData
+from pooch.executor.program_data import data_that_can_leave
+from pooch.torchtools.tensors import storage_key
+from pooch.torchtools.watch import LIBRARY
+from tests.live_before import live_before
+from tests.other_threads import another_thread
+
+ROWS, WIDTH, LAYERS = 128, 64, 12
+STEPS = 4
+CPU = torch.device("cpu")
+SAMPLES = 8192  # 2 MiB of them
+PLAIN_BYTES = LAYERS * ROWS * WIDTH * 4  # of activations, about
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(*[layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())])
+
+
+class Training:
+    """Trains on samples that the program holds all the time.
+
+    Args:
+        between: Called after each step with the samples.
+    """
+
+    def __init__(self, between: Callable[[Tensor], object] = lambda _: None) -> None:
+        torch.manual_seed(0)
+        self.model, self.samples = Net(), torch.rand(SAMPLES, WIDTH)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.seen: list[object] = []
+        self._between = between
+
+    def step(self, number: int) -> None:
+        rows = torch.arange(ROWS) * 7 + number
+        loss = self.model(self.samples.index_select(0, rows)).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.seen.append(loss.item())
+
+    def train(self) -> list[object]:
+        for number in range(STEPS):
+            self.step(number)
+            self.seen.append(self._between(self.samples))
+        return [*self.seen, *(each.detach().clone().tolist() for each in self.model.parameters())]
+
+
+class Told:
+    """Trains under a budget, and keeps what is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.summary: Any = None
+
+    def train(self, training: Training, budget_bytes: int) -> list[object]:
+        with pooch.auto(training.model, budget_bytes, training.optimizer, tell=self.lines.append) as auto:
+            found = training.train()
+            self.summary = auto.summary()
+        return found
+
+    @property
+    def moved(self) -> dict[str, tuple[int, int]]:
+        return {each.name: (each.out_bytes, each.in_bytes) for each in self.summary.persistent}
+
+
+def test_data_leaves_in_the_first_step_that_would_pass_the_budget() -> None:
+    plain, told = Training().train(), Told()
+    budget_bytes = live_before() + 2 * 2**20 + PLAIN_BYTES // 2
+    training = Training()
+    assert told.train(training, budget_bytes) == plain
+    assert told.summary.steps_over_budget == 0
+    assert told.moved["data of the program"] > (0, 0)
+    (line,) = [each for each in told.lines if "tensors that the program holds leave" in each]
+    assert "(2.00 MiB)" in line
+
+
+def test_nothing_is_looked_for_where_the_budget_is_held_without() -> None:
+    told = Told()
+    training = Training()
+    told.train(training, live_before() + 64 * 2**20)
+    assert told.moved.get("data of the program", (0, 0)) == (0, 0)
+    assert not any("that the program holds" in each for each in told.lines)
+
+
+READS: dict[str, Callable[[Tensor], object]] = {
+    "an op": lambda samples: samples[5].tolist(),
+    "a view": lambda samples: samples.view(-1)[1000:1010].tolist(),
+    "an array": lambda samples: samples.numpy()[77].tolist(),
+    "an array that is written to": lambda samples: samples.numpy().__setitem__(3, 0.25),
+    "a number": lambda samples: samples[4000, 3].item(),
+    "an op in place": lambda samples: samples[:2].mul_(0.5).tolist(),
+    "a pickle": lambda samples: pickle.loads(pickle.dumps(samples))[7].tolist(),
+    "a file": lambda samples: (torch.save(samples, file := io.BytesIO()), file.getbuffer().nbytes)[1],
+    "a copy": lambda samples: copy.deepcopy(samples)[9].tolist(),
+    "an address": lambda samples: samples.data_ptr() and None,
+    "its text": str,
+    "bytes": lambda samples: [samples.untyped_storage()[each] for each in range(99)],
+    "a loader": lambda samples: [each[0][0].tolist() for each in DataLoader(TensorDataset(samples[:64]), 32)],
+    "a loader in other processes": lambda samples: [
+        each[0][0].tolist() for each in DataLoader(TensorDataset(samples[-64:]), 32, num_workers=2)
+    ],
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_whoever_reads_data_between_steps_finds_it(read: str) -> None:
+    plain, told = Training(READS[read]).train(), Told()
+    budget_bytes = live_before() + 2 * 2**20 + PLAIN_BYTES // 2
+    training = Training(READS[read])
+    assert told.train(training, budget_bytes) == plain
+    assert told.moved["data of the program"] > (0, 0)
+
+
+def test_views_of_one_storage_leave_together() -> None:
+    samples = torch.rand(64, 1024)
+    parts = [samples[:32], samples[32:].view(-1), samples]
+    (found,) = data_that_can_leave(parts, CPU, LIBRARY.get())
+    assert set(map(id, found)) == set(map(id, parts))
+
+
+def test_the_base_of_a_view_leaves_with_it() -> None:
+    view = torch.rand(64, 64)[:32]
+    ((first, second),) = data_that_can_leave([view], CPU, LIBRARY.get())
+    assert first is view
+    assert second is view._base
+
+
+def _saved() -> tuple[Tensor, object]:
+    samples, weight = torch.rand(64, 64), torch.rand(64, 64, requires_grad=True)
+    return samples, (samples @ weight).sum()
+
+
+def _sparse() -> tuple[Tensor, object]:
+    sparse = torch.rand(64, 64).to_sparse()
+    return sparse.values(), sparse
+
+
+def _held_by(make: Callable[[Tensor], object]) -> tuple[Tensor, object]:
+    samples = torch.rand(64, 64)
+    return samples, make(samples)
+
+
+STAYING: dict[str, Callable[[], tuple[Tensor, object]]] = {
+    "an array on it": lambda: _held_by(lambda samples: samples.numpy()),
+    "an array that alone is left": lambda: (array := torch.rand(64, 64).numpy(), torch.from_numpy(array))[::-1],  # type: ignore[return-value]
+    "another library has it": lambda: _held_by(torch.utils.dlpack.to_dlpack),
+    "autograd has saved it": _saved,
+    "it is trained": lambda: (torch.rand(64, 64, requires_grad=True), None),
+    "a sparse tensor has it": _sparse,
+    "it is of inference": lambda: (torch.inference_mode()(torch.rand)(64, 64), None),
+}
+
+
+@pytest.mark.parametrize("why", STAYING)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_is_used_unseen_stays(why: str) -> None:
+    tensor, held = STAYING[why]()
+    library = LIBRARY.get()
+    found = [each for each in data_that_can_leave([tensor], CPU, library) if library.tensors_beside(tensor) == 1]
+    assert found == [], held
+
+
+class Memory:
+    """Takes note of what is to leave."""
+
+    def __init__(self) -> None:
+        self.library, self.found = LIBRARY.get(), list[int]()
+        self.values = [SimpleNamespace(kind="data", size_bytes=1)]
+
+    def adopt_data(self, found: Iterable[Sequence[Tensor]]) -> None:
+        self.found = [storage_key(each[0]) for each in found]
+
+
+class Library:
+    """As if an op was running that is seen, or none."""
+
+    def __init__(self, is_in_op: bool) -> None:
+        self.is_in_op = lambda: is_in_op
+        self.is_plain, self.references_to = LIBRARY.get().is_plain, LIBRARY.get().references_to
+
+
+def program_data(saved: Iterable[Tensor] = ()) -> ProgramData:
+    evictor: Any = SimpleNamespace(device=CPU, saved_keys=lambda: set(map(storage_key, saved)))
+    return ProgramData(evictor, lambda _: None)
+
+
+def test_what_the_step_follows_and_has_saved_stays_in_the_middle_of_it() -> None:
+    """It may leave as what autograd has saved. An op that is not seen may be working on anything."""
+    followed, saved, free = (torch.rand(64, 64) for _ in range(3))
+    memory: Any = Memory()
+    for is_in_op in (False, True):
+        data = program_data([saved])
+        assert data.leaves_now(Library(is_in_op), {storage_key(followed): 3}, lambda: memory) == is_in_op
+        assert (storage_key(free) in memory.found) == is_in_op
+        assert not {storage_key(followed), storage_key(saved)} & set(memory.found)
+
+
+def test_what_a_step_is_given_leaves_too_once_anything_has() -> None:
+    memory, data, given = Memory(), program_data(), {"rows": [torch.rand(64, 64)]}
+    data.step_begins(memory, False, given)  # type: ignore[arg-type]
+    assert memory.found == []
+    data.step_begins(memory, True, ())  # type: ignore[arg-type]
+    data.step_begins(memory, False, given)  # type: ignore[arg-type]
+    assert memory.found == [storage_key(given["rows"][0])]
+
+
+def test_objects_are_looked_through_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, steps = list[int](), list[int]()
+    monkeypatch.setattr(autopilot_data, "live_tensors", lambda _: looks.append(steps[-1]) or [])
+    memory, data = Memory(), program_data()
+    for step in range(1, 101):
+        steps.append(step)
+        data.step_begins(memory, True, ())  # type: ignore[arg-type]
+        data.step_begins(memory, False, ())  # type: ignore[arg-type]
+    assert looks == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_nobody_looks_while_another_thread_may_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autopilot_data, "live_tensors", lambda _: pytest.fail("its ops free storages just then"))
+    with another_thread(may_train=True):
+        program_data().step_begins(Memory(), True, ())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("made", [lambda one: one.new(2, 3), lambda one: one.new_tensor([1.0, 2.0]), Tensor.new])
+def test_tensors_are_made_like_one_that_may_leave(made: Callable[[Tensor], Tensor]) -> None:
+    """PyTorch tells their device by its keys, of which one more marks it."""
+    marked, plain = torch.rand(4), torch.rand(4)
+    home = LIBRARY.get().Home(marked)
+    assert (made(marked).shape, made(marked).device) == (made(plain).shape, CPU)
+    del home
+
+
+class Scale(torch.autograd.Function):
+    """Keeps a tensor in its own way, and works on it in Python, where nothing holds it but the program."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, samples: Tensor) -> Tensor:
+        ctx.samples = samples
+        return rows * 1.5
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        large = ctx.samples.mul(1e-3).sum() + ctx.samples.exp().mean()
+        return gradient * 1.5 + large * 1e-3, None
+
+
+def test_what_an_op_in_the_backward_pass_is_working_on_stays() -> None:
+    """Nothing sees the ops there, nor holds what they work on."""
+
+    class Own(Training):
+        def step(self, number: int) -> None:
+            rows = self.samples[:ROWS].clone()
+            loss = self.model(Scale.apply(rows.requires_grad_(), self.samples)).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.seen.append((loss.item(), rows.grad.sum().item()))  # type: ignore[union-attr]
+
+    plain, told = Own().train(), Told()
+    budget_bytes = live_before() + 2 * 2**20 + PLAIN_BYTES
+    training = Own()
+    assert told.train(training, budget_bytes) == plain
