@@ -130,6 +130,21 @@ def test_whoever_reads_data_between_steps_finds_it(read: str) -> None:
     assert told.moved["data of the program"] > (0, 0)
 
 
+def test_a_view_from_before_finds_it_too() -> None:
+    found = []
+    for budget_bytes in (None, live_before() + 2 * 2**20 + PLAIN_BYTES // 2):
+        training = Training()
+        part = training.samples[100:110]
+        training._between = lambda _, part=part: part.tolist()
+        if budget_bytes is None:
+            found.append(training.train())
+        else:
+            told = Told()
+            found.append(told.train(training, budget_bytes))
+            assert told.moved["data of the program"] > (0, 0)
+    assert found[0] == found[1]
+
+
 def test_views_of_one_storage_leave_together() -> None:
     samples = torch.rand(64, 1024)
     parts = [samples[:32], samples[32:].view(-1), samples]
@@ -219,6 +234,7 @@ def test_what_a_step_is_given_leaves_too_once_anything_has() -> None:
     data.step_begins(memory, False, given)  # type: ignore[arg-type]
     assert memory.found == []
     data.step_begins(memory, True, ())  # type: ignore[arg-type]
+    memory.found = []
     data.step_begins(memory, False, given)  # type: ignore[arg-type]
     assert memory.found == [storage_key(given["rows"][0])]
 

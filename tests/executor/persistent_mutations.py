@@ -40,49 +40,20 @@ _DATA, _WHEN = "executor/program_data.py", "autopilot/program_data.py"
 
 DATA = (
     Mutation("the memory of arrays leaves", _DATA, "storage_of(on_storage[0]).resizable() and ", ""),
-    Mutation(
-        "what another library was given leaves", _DATA, "library.references_to(tensor) == 1 + views[id(tensor)]", "True"
-    ),
+    Mutation("what another library was given leaves", _DATA, "library.references_to(tensor) == 1 + views[id(tensor)]", "True"),
     Mutation("views keep their base", _DATA, "for each in (tensor, tensor._base):", "for each in (tensor,):"),
     Mutation("what is trained leaves as data", _DATA, "not tensor.requires_grad and ", ""),
     Mutation("tensors of inference leave", _DATA, " and not tensor.is_inference()", ""),
-    Mutation(
-        "a further view of data is not watched",
-        _MEMORY,
-        "        for each in others:\n            home.mark(each)\n",
-        "",
-    ),
+    Mutation("a further view of data is not watched", _MEMORY, "        for each in others:\n            home.mark(each)\n", ""),
     Mutation("a forked process finds no data", _MEMORY, "        memory.bring_data_back()\n", "        pass\n"),
-    Mutation(
-        "what an op works on leaves as data",
-        _WHEN,
-        "holds = library.is_in_op() or _is_autograd_running()",
-        "holds = True",
-    ),
-    Mutation(
-        "what a step follows leaves as data", _WHEN, " not in saved and followed.get(key) is None", " not in saved"
-    ),
-    Mutation(
-        "what a step has saved leaves as data",
-        _WHEN,
-        "if (key := storage_key(together[0])) not in saved and followed.get(key) is None",
-        "if followed.get(storage_key(together[0])) is None",
-    ),
+    Mutation("what an op works on leaves as data", _WHEN, "holds = library.is_in_op() or _is_autograd_running()", "holds = True"),
+    Mutation("what a step follows leaves as data", _WHEN, " not in saved and followed.get(key) is None", " not in saved"),
+    Mutation("what a step has saved leaves as data", _WHEN, "if (key := storage_key(together[0])) not in saved and followed.get(key) is None", "if followed.get(storage_key(together[0])) is None"),
     Mutation("what a step is given stays", _WHEN, "        elif is_due or self._has_begun:", "        elif is_due:"),
     Mutation("all objects are looked through in each step", _WHEN, "        self._next_look = 2 * self._misses\n", ""),
-    Mutation(
-        "data leaves in later steps alone",
-        "autopilot/persistence.py",
-        "self._data.leaves_now(library, followed, self._memory_now) or has_state",
-        "has_state",
-    ),
-    Mutation(
-        "nothing can be made like data",
-        "torchtools/watch/__init__.py",
-        " if is_marked(self) else self\n",
-        " if False else self\n",
-    ),
-)
+    Mutation("data leaves in later steps alone", "autopilot/persistence.py", "self._data.leaves_now(library, followed, self._memory_now) or has_state", "has_state"),
+    Mutation("nothing can be made like data", "torchtools/watch/__init__.py", " if is_marked(self) else self", " if False else self"),
+)  # fmt: skip
 MEMORY = (
     Mutation("what has views is given a home", _MEMORY, "if not why and self.library.tensors_beside(tensor) > 1 + len(others):", "if False:"),
     Mutation("shared memory is given a home", _MEMORY, '    if storage.device.type == "cpu" and storage.is_shared():\n', "    if False:\n"),

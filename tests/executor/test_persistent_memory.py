@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -104,6 +105,31 @@ def test_a_slice_that_fails_leaves_everything_as_it_was(kept: Kept, is_away: boo
     kept.leave()
     assert all_same(training.contents(), before)
     assert not any(value.is_busy for value in training.memory.values)
+
+
+def test_data_is_read_through_a_view_that_was_there_before(kept: Kept) -> None:
+    data = torch.rand(SIZE, SIZE)
+    view, expected = data[3:5], data[3:5].tolist()
+    kept.memory.adopt_data([[data, view]])
+    kept.leave()
+    assert watch.is_away(data.untyped_storage()._cdata)
+    assert view.tolist() == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_data_is_there_in_a_process_that_is_forked(kept: Kept) -> None:
+    """As that of a loader, which may read it after this one has gone on."""
+    data, parameter = torch.rand(SIZE, SIZE), torch.rand(SIZE, SIZE)
+    kept.add(parameter)
+    kept.memory.adopt_data([[data]])
+    kept.leave()
+    keys = [each.untyped_storage()._cdata for each in (data, parameter)]
+    assert all(map(watch.is_away, keys))
+    process = os.fork()
+    if process == 0:
+        os._exit(watch.is_away(keys[0]))
+    assert os.waitpid(process, 0)[1] == 0
+    assert list(map(watch.is_away, keys)) == [False, True]
 
 
 def test_a_slice_is_undone_though_another_thread_ends_one_meanwhile(kept: Kept) -> None:
