@@ -109,11 +109,11 @@ def test_a_slice_that_fails_leaves_everything_as_it_was(kept: Kept, is_away: boo
 
 def test_data_is_read_through_a_view_that_was_there_before(kept: Kept) -> None:
     data = torch.rand(SIZE, SIZE)
-    view, expected = data[3:5], data[3:5].tolist()
+    view, expected = data[3:5], data[3:5].mul(2).sum().item()
     kept.memory.adopt_data([[data, view]])
     kept.leave()
     assert watch.is_away(data.untyped_storage()._cdata)
-    assert view.tolist() == expected
+    assert view.mul(2).sum().item() == expected
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
