@@ -50,10 +50,9 @@ class ProgramData:
         """
         is_due = has_missed and self._is_due()
         if is_due and self._looks_at_all:
-            self._adopt(memory, self._all(memory.library))
+            self._adopt(memory, self._free(live_tensors(self._evictor.device.type), memory.library))
         elif is_due or self._has_begun:
-            given = find_tensors(arguments)
-            self._adopt(memory, data_that_can_leave(given, self._evictor.device, memory.library))
+            self._adopt(memory, self._free(find_tensors(arguments), memory.library))
 
     def leaves_now(self, library: Any, followed: Storages, memory_now: Callable[[], PersistentMemory | None]) -> bool:
         """Have data leave in the middle of a step that is about to pass the budget; return whether there is any.
@@ -69,14 +68,10 @@ class ProgramData:
         holds = library.is_in_op() or _is_autograd_running()
         if not (holds and self._looks_at_all and self._is_due()):
             return False
-        saved = self._evictor.saved_keys()
         try:
             with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-                found = [
-                    together
-                    for together in self._all(library)
-                    if (key := storage_key(together[0])) not in saved and followed.get(key) is None
-                ]
+                free = self._free(live_tensors(self._evictor.device.type), library)
+                found = [each for each in free if followed.get(storage_key(each[0])) is None]
                 memory = memory_now() if found else None
                 return memory is not None and self._adopt(memory, found)
         except (MemoryError, RuntimeError):  # the process has no memory to look with: that is no failure of the step
@@ -99,9 +94,12 @@ class ProgramData:
         self._next_look = 2 * self._misses
         return True
 
-    def _all(self, library: Any) -> Iterator[Sequence[torch.Tensor]]:
-        device = self._evictor.device
-        return data_that_can_leave(live_tensors(device.type), device, library)
+    def _free(self, tensors: Iterable[torch.Tensor], library: Any) -> Iterator[Sequence[torch.Tensor]]:
+        """Yield those that can leave and that no step that is alive has saved: these leave as its activations do."""
+        saved = self._evictor.saved_keys()
+        for together in data_that_can_leave(tensors, self._evictor.device, library):
+            if storage_key(together[0]) not in saved:
+                yield together
 
     def _adopt(self, memory: PersistentMemory, found: Iterable[Sequence[torch.Tensor]]) -> bool:
         memory.adopt_data(found)

@@ -229,6 +229,14 @@ def test_what_the_step_follows_and_has_saved_stays_in_the_middle_of_it() -> None
         assert not {storage_key(followed), storage_key(saved)} & set(memory.found)
 
 
+def test_what_an_earlier_step_has_saved_stays_when_the_next_one_begins() -> None:
+    saved, free = (torch.rand(64, 64) for _ in range(2))
+    memory, data = Memory(), program_data([saved])
+    data.step_begins(memory, True, ())  # type: ignore[arg-type]
+    assert storage_key(free) in memory.found
+    assert storage_key(saved) not in memory.found
+
+
 def test_what_a_step_is_given_leaves_too_once_anything_has() -> None:
     memory, data, given = Memory(), program_data(), {"rows": [torch.rand(64, 64)]}
     data.step_begins(memory, False, given)  # type: ignore[arg-type]
