@@ -27,7 +27,7 @@ from ..torchtools.lost_interrupts import LOST_INTERRUPTS
 from ..torchtools.module_changes import ModuleChanges
 from ..torchtools.ranks import will_arrange_buckets
 from ..torchtools.standing_aside import CallsEverywhere, backward_is_compiled
-from ..torchtools.threads import OwnThread, is_alone
+from ..torchtools.threads import OwnThread, is_alone, trains_here
 from .backward import RUNNING, BackwardWatch
 from .budget import HeldBudget
 from .counting import margin_bytes
@@ -473,6 +473,7 @@ class StepDriver:
         self._raise_failure()
         running = self._running
         if running is None or not running.is_of_this_thread:
+            trains_here()
             if self.here.is_beside:  # it is that of the thread's own calls, which are not governed
                 return
             self.evictor.hold()
