@@ -58,6 +58,7 @@ TIGHT_SHARE = 0.7  # of the budget: a step that is known to take more is watched
 _MOST_UNSETTLED_STEPS = 64  # a wrapper that has not arranged its buckets by then never will, as under `no_sync` alone
 _CALLS_IN_A_ROW = 3  # steps that began with a call, after which none is expected without
 _RECOUNTED_STEPS = (1, 2, 3, 10, 100)  # or the next one that is not far away from the budget
+_BESIDE_STEPS = 2  # that a step of another thread may have been beside, from when it began
 _SELDOM_CHANGED = (2, 3)  # of these: those that count again only if some of what was counted is gone
 
 
@@ -98,6 +99,7 @@ class StepDriver:
         self._last = LastStep()
         self._counters, self._steps, self._between_peak_bytes = Counters(), 0, 0
         self._recounts = 0  # that were due so far
+        self._beside_at = -_BESIDE_STEPS  # steps so far when another thread began one that is not governed
         self._tally, self._quiet_call = QuietTally(), QuietCall(self)
         self._quiet: RunningStep | None = None  # what runs the next step, if that may be quiet
         self._remarks = remarks
@@ -275,6 +277,7 @@ class StepDriver:
             self._end(is_complete=False)
         if not self._claim():
             self.here.is_beside, self._quiet = True, None  # another thread trains under the budget
+            self._beside_at = self._steps
             self.evictor.rest()
             return False
         if self._running is None:
@@ -317,10 +320,11 @@ class StepDriver:
         self.budget.look()
         # Counting looks at all tensors, and PyTorch ends the process if another thread is just releasing one of them.
         reached = sum(self._steps + 1 >= number for number in _RECOUNTED_STEPS)
-        if reached > self._recounts and is_alone():
-            self._live.recount(if_less=_RECOUNTED_STEPS[reached - 1] in _SELDOM_CHANGED)
+        due = _RECOUNTED_STEPS[self._recounts : reached]
+        if due and is_alone():
+            self._live.recount(if_less=all(number in _SELDOM_CHANGED for number in due))
             self.budget.hold()
-        self._recounts = reached
+            self._recounts = reached  # else the next step counts
         self._persistence.step_begins(models, self.budget.size_bytes)
         stats = RunStats()
         start_bytes = self._live.now()
@@ -681,7 +685,9 @@ class StepDriver:
         self._counters, self._steps = self._counters.with_step(step), self._steps + 1
         self._last = LastStep.of(running.decision, left, peak_bytes, known.slowdown)
         if budget_bytes is not None and step.steps_over_budget:
-            why = why_over_budget(running, self.evictor, peak_bytes - budget_bytes, self._persistence.has_compiled)
+            is_beside = self._steps - self._beside_at <= _BESIDE_STEPS
+            has_compiled = self._persistence.has_compiled
+            why = why_over_budget(running, self.evictor, peak_bytes - budget_bytes, has_compiled, is_beside)
             self.budget.passed(peak_bytes, *why)
             if NOTHING_LEFT in why and self.budget.is_told and (staying := self._staying.take()) is not None:
                 self._remarks.staying(staying)

@@ -28,6 +28,14 @@ NOTHING_LEFT = (
     "the program holds and what single ops need; raise the budget or lower the batch size"
 )
 MOVES_WITHIN = "parameters, gradients or the optimizer's state leave the device or come back in it"
+OTHER_THREAD = (
+    "another thread took it, and only where the thread of the step allocates does anything leave; raise the budget, or "
+    "let fewer threads compute at the same time"
+)
+OTHER_TRAINS = (
+    "another thread trains at the same time, and nothing that its step holds can leave; raise the budget, or train in "
+    "one thread at a time"
+)
 PLAN_NEEDS_MORE = (
     "its plan needs more than the budget, and what it keeps was too little to make up for that; raise the budget or "
     "lower the batch size"

@@ -58,13 +58,23 @@ def is_alone() -> bool:
     to go on, and does so once it has the interpreter, waits no longer. Nor do Pooch's own threads count, which are
     named after it, and those of packages that never train.
     """
-    here, there = threading.current_thread(), threading.enumerate()
-    others = [each for each in there if each is not here and not _never_trains(each)]
+    there = threading.enumerate()
+    others = _others(there)
     if any(each.ident is None or each.ident in _TRAINING for each in others):  # without a number, it is about to begin
         return False
     # Frames are not kept: with its own among them, this call and those around it would live on, with all they know.
     numbers = [each.ident or 0 for each in others]
     return all(map(does_wait, map(sys._current_frames().get, numbers), repeat(there)))
+
+
+def has_others() -> bool:
+    """Whether there are threads of the program beside the calling one."""
+    return bool(_others(threading.enumerate()))
+
+
+def _others(there: list[threading.Thread]) -> list[threading.Thread]:
+    here = threading.current_thread()
+    return [each for each in there if each is not here and not _never_trains(each)]
 
 
 _PACKAGES = frozenset({"_pydevd_bundle", "debugpy", "ipykernel", "pydevd", "tqdm", "zmq"})  # with threads of their own

@@ -23,6 +23,7 @@ from pooch.torchtools.threads import OwnThread
 from tests.counting import the_allocator
 from tests.executor.support import is_same
 from tests.live_before import live_before
+from tests.other_threads import another_thread
 
 pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")
@@ -157,6 +158,58 @@ def test_a_step_left_open_by_a_thread_that_is_gone_is_over() -> None:
     assert auto.summary().steps == 5
     assert "data" not in vars(Tensor), "what watches accesses is still in place"
     assert not standing_aside._users
+
+
+def told_of_a_step(other: Callable[[list[nn.Module], list[Tensor]], None], *, is_in_core: bool = False) -> str:
+    """What is told of a step under which the budget is passed, by what another thread does between its two passes."""
+    models, told, kept = [network(number) for number in range(2)], list[str](), list[Tensor]()
+    with Auto(models, live_bytes(CPU) + 2_500_000, tell=told.append) as auto:
+        rows = torch.randn(ROWS, WIDTH)
+        for _ in range(4 * is_in_core):
+            warmed_up(models[0], rows)
+        loss = models[0](rows).square().mean()
+        running = auto._driver.running
+        assert running is not None
+        assert (running.decision == "in-core") == is_in_core
+        in_threads(lambda: other(models, kept))
+        loss.backward()
+        assert auto.summary().steps_over_budget == 1
+    (found,) = [line for line in told if " over the budget of " in line]
+    return found
+
+
+def takes(_: object, kept: list[Tensor]) -> None:
+    kept.append(torch.zeros(1_000_000))
+    kept.clear()
+
+
+def trains(models: list[nn.Module], kept: list[Tensor]) -> None:
+    kept.append(models[1](torch.randn(4 * ROWS, WIDTH)))
+
+
+def test_where_another_thread_takes_the_memory_that_is_told() -> None:
+    """Nothing of the step had been asked to leave, so it was not so that all of it had left."""
+    with another_thread(may_train=False):  # the one that took it may have ended by the end of the step
+        assert "another thread took it" in told_of_a_step(takes)
+
+
+@pytest.mark.parametrize("is_in_core", [False, True])
+def test_where_another_thread_trains_at_the_same_time_that_is_told(is_in_core: bool) -> None:
+    assert "another thread trains at the same time" in told_of_a_step(trains, is_in_core=is_in_core)
+
+
+def test_what_was_there_before_is_counted_again_once_no_other_thread_may_train() -> None:
+    """It was counted at steps 1, 2, 3, 10 and 100 or not at all."""
+    model, before = network(0), [torch.zeros(2**20)]
+    with Auto([model], live_bytes(CPU) + 500_000, tell=lambda _: None) as auto:
+        counted_bytes = auto._driver._live.now()
+        with another_thread(may_train=True):
+            trained(model, 0, 1)
+            before.clear()
+            trained(model, 0, 3)
+            assert auto._driver._live.now() >= counted_bytes
+        trained(model, 0, 1)
+        assert auto._driver._live.now() < counted_bytes - 2 * 2**20
 
 
 def test_a_thread_with_the_number_of_another_is_not_that() -> None:
