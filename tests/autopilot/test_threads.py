@@ -22,6 +22,7 @@ from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.threads import OwnThread
 from tests.counting import the_allocator
 from tests.executor.support import is_same
+from tests.executor.test_overlapping_threads import DURING, Busy
 from tests.live_before import live_before
 from tests.other_threads import another_thread
 
@@ -196,6 +197,24 @@ def test_where_another_thread_takes_the_memory_that_is_told() -> None:
 @pytest.mark.parametrize("is_in_core", [False, True])
 def test_where_another_thread_trains_at_the_same_time_that_is_told(is_in_core: bool) -> None:
     assert "another thread trains at the same time" in told_of_a_step(trains, is_in_core=is_in_core)
+
+
+def test_a_step_whose_ops_overlap_in_two_threads_trains_on_and_is_not_recorded() -> None:
+    """As where `torch.jit.fork` runs them. An error for steps that are measured alone ended the training."""
+    model, rows = Busy(), torch.rand(16, 8)
+    model(rows).backward()
+    plain = [p.grad for p in model.parameters() if p.grad is not None]
+    with Auto([model], live_bytes(CPU) + 2**20, tell=lambda _: None) as auto:
+        for _ in range(6):
+            model.zero_grad()
+            model.beside = lambda: torch.cos(rows)
+            loss = model(rows)
+            DURING.clear()
+            loss.backward()
+        found = [p.grad for p in model.parameters() if p.grad is not None]
+        assert auto.summary().steps == 6
+        assert not known(auto)
+    assert all(map(is_same, plain, found))
 
 
 def test_what_was_there_before_is_counted_again_once_no_other_thread_may_train() -> None:
