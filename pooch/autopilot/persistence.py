@@ -29,7 +29,7 @@ from ..torchtools.calls import compiled_part
 from ..torchtools.standing_aside import CallsEverywhere
 from ..torchtools.tensors import gradient_of
 from ..torchtools.watch import LIBRARY, unmark
-from .optimizer_states import OptimizerStates, is_on, parameters_of, stepped_by
+from .optimizer_states import OptimizerStates, is_on, is_stepping, parameters_of, stepped_by
 from .persistent_needs import PersistentNeeds
 from .sliced_optimizers import SlicedOptimizers
 from .summary import MovedKind
@@ -299,9 +299,12 @@ class Persistence:
     def let_state_leave_now(self) -> bool:
         """Have the optimizers' state leave in the middle of a step, as nothing else can; return whether there is any.
 
-        No op of a forward or backward pass works on it. Parameters and gradients may be what the op that asks for room
-        works on: they leave in later steps.
+        No op of a forward or backward pass works on it, but that of an optimizer that steps before the step has ended
+        may, as where its backward pass runs in another thread. Parameters and gradients may be what the op that asks
+        for room works on: they leave in later steps.
         """
+        if is_stepping():
+            return False
         may_resort, self._may_resort = self._may_resort, False  # looking for it takes long
         if self.memory is not None or not may_resort or not self._may_begin() or LIBRARY.loaded is None:
             return False
