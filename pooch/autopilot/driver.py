@@ -669,6 +669,8 @@ class StepDriver:
             self._remarks.plan_left(why)
         self._count(running, step_ms, peak_bytes)
         budget_bytes = self.budget.size_bytes
+        if budget_bytes is None and self.budget.share is not None and running.is_read_elsewhere:
+            self._remarks.read_elsewhere(self.budget.share)
         if budget_bytes is not None and is_complete and running.is_whole and not running.step.left_plan:
             over_bytes = peak_bytes - budget_bytes
             self.library.ended(running.key, running.known, running.decision, step_ms, over_bytes)

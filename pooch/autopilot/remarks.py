@@ -138,6 +138,16 @@ class Remarks:
             more = "; further changes are followed, and not told" if self._changes == _MOST_CHANGES else ""
             self._tell(f"the budget is {text}{more}")
 
+    def read_elsewhere(self, share: float) -> None:
+        """Tell that a share does not become known, as backward passes run in other threads than their forward passes."""
+        why = (
+            "the backward pass of a step ran in another thread than its forward pass. Until one runs in the same thread, "
+            f"the budget is {share:.0%} of what was counted in forward passes so far, and nothing is planned: give it in "
+            "bytes"
+        )
+        if self._told.is_new(why):
+            self._tell(why)
+
     def larger_budget(self, budget_bytes: int) -> None:
         """Tell the budget where another optimizer has created its state since it was told."""
         self._tell(f"the budget is {format_bytes(budget_bytes)} from now on: another optimizer has created its state")

@@ -217,6 +217,15 @@ def test_a_step_whose_ops_overlap_in_two_threads_trains_on_and_is_not_recorded()
     assert all(map(is_same, plain, found))
 
 
+def test_a_share_that_does_not_become_known_as_backward_passes_run_in_other_threads_is_told_of() -> None:
+    model, told = network(0), list[str]()
+    with Auto([model], "60%", tell=told.append) as auto, ThreadPoolExecutor(1) as pool:
+        for _ in range(3):
+            pool.submit(model, torch.randn(ROWS, WIDTH)).result().square().mean().backward()
+        assert auto.budget_bytes is None
+        assert sum("ran in another thread than its forward pass" in line for line in told) == 1
+
+
 def test_what_was_there_before_is_counted_again_once_no_other_thread_may_train() -> None:
     """It was counted at steps 1, 2, 3, 10 and 100 or not at all."""
     model, before = network(0), [torch.zeros(2**20)]
