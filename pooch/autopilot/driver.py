@@ -482,7 +482,7 @@ class StepDriver:
                 return
             self.evictor.hold()
             if running is not None:
-                running.is_read_elsewhere = True
+                self._reads_elsewhere(running)
             return
         running.is_in_backward = True
         if builds_graph and running.is_open and running.outlasts:
@@ -493,6 +493,11 @@ class StepDriver:
                 self._persistence.gradients_come(self.budget.growing, running.start_bytes)
             if running.step is not IN_CORE and not self._persistence.has_compiled:
                 running.open_backward(self.evictor)
+
+    def _reads_elsewhere(self, running: RunningStep) -> None:
+        running.is_read_elsewhere = True
+        if self.budget.size_bytes is None and self.budget.share is not None:
+            self._remarks.read_elsewhere(self.budget.share)
 
     def _backward_ended(self, is_complete: bool, builds_graph: bool) -> None:
         self.take_over()
@@ -669,8 +674,6 @@ class StepDriver:
             self._remarks.plan_left(why)
         self._count(running, step_ms, peak_bytes)
         budget_bytes = self.budget.size_bytes
-        if budget_bytes is None and self.budget.share is not None and running.is_read_elsewhere:
-            self._remarks.read_elsewhere(self.budget.share)
         if budget_bytes is not None and is_complete and running.is_whole and not running.step.left_plan:
             over_bytes = peak_bytes - budget_bytes
             self.library.ended(running.key, running.known, running.decision, step_ms, over_bytes)

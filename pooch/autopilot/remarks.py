@@ -139,11 +139,10 @@ class Remarks:
             self._tell(f"the budget is {text}{more}")
 
     def read_elsewhere(self, share: float) -> None:
-        """Tell that a share does not become known, as backward passes run in other threads than their forward passes."""
+        """Tell why a share does not become known."""
         why = (
-            "the backward pass of a step ran in another thread than its forward pass. Until one runs in the same thread, "
-            f"the budget is {share:.0%} of what was counted in forward passes so far, and nothing is planned: give it in "
-            "bytes"
+            "the backward pass of a step runs in another thread than its forward pass: until one runs in the same "
+            f"thread, the budget is {share:.0%} of what was counted so far, and nothing is planned; give it in bytes"
         )
         if self._told.is_new(why):
             self._tell(why)

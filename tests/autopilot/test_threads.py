@@ -223,7 +223,7 @@ def test_a_share_that_does_not_become_known_as_backward_passes_run_in_other_thre
         for _ in range(3):
             pool.submit(model, torch.randn(ROWS, WIDTH)).result().square().mean().backward()
         assert auto.budget_bytes is None
-        assert sum("ran in another thread than its forward pass" in line for line in told) == 1
+        assert sum("runs in another thread than its forward pass" in line for line in told) == 1
 
 
 def test_what_was_there_before_is_counted_again_once_no_other_thread_may_train() -> None:
