@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import pooch
-from pooch.autopilot import Auto
+from pooch.autopilot import Auto, autopilot
 from pooch.autopilot.persistence import Persistence
 from pooch.autopilot.requests import PlanRequests
+from pooch.ground.errors import UsageError
 from pooch.profiler import live
 from pooch.torchtools import standing_aside
 from pooch.torchtools.memory_trace import live_bytes
@@ -224,6 +225,31 @@ def test_a_share_that_does_not_become_known_as_backward_passes_run_in_other_thre
             pool.submit(model, torch.randn(ROWS, WIDTH)).result().square().mean().backward()
         assert auto.budget_bytes is None
         assert sum("runs in another thread than its forward pass" in line for line in told) == 1
+
+
+def test_two_threads_that_begin_to_hold_a_budget_at_once_do_not_both_hold_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each moved what the other one had moved."""
+    is_first, refused = threading.Lock(), list[UsageError]()
+    real = autopilot.live_bytes_of
+
+    def slowly(device: torch.device) -> object:
+        if is_first.acquire(blocking=False):
+            in_threads(second)
+        return real(device)
+
+    def second() -> None:
+        try:
+            Auto([network(1)], 2**30).remove()
+        except UsageError as error:
+            refused.append(error)
+
+    monkeypatch.setattr(autopilot, "live_bytes_of", slowly)
+    model = network(0)
+    with Auto([model], 2**30) as auto:
+        assert len(refused) == 1
+        warmed_up(model, torch.randn(ROWS, WIDTH))
+        assert auto.summary().steps == 1
+    Auto([model], 2**30).remove()
 
 
 def test_what_was_there_before_is_counted_again_once_no_other_thread_may_train() -> None:
