@@ -295,9 +295,10 @@ class StepDriver:
         """Whether the calling thread alone may begin and end steps: it has one, or no thread that is alive has."""
         self.take_over()
         with self._claiming:
-            if self._claimed is None or self._claimed.has_ended:
-                self._claimed = OwnThread()
-            return self._claimed.is_here
+            claimed = self._claimed  # whose thread may give it back at any moment
+            if claimed is None or claimed.has_ended:
+                claimed = self._claimed = OwnThread()
+            return claimed.is_here
 
     def _look_at_calls(self, running: RunningStep) -> None:
         """Hold the budget from here on in a step that calls more than the recorded one, or began within hooks."""
@@ -459,7 +460,8 @@ class StepDriver:
     def abandon(self) -> None:
         """End a step that failed."""
         self.take_over()
-        if self._running is not None and self._running.is_of_this_thread:
+        running = self._running  # another thread may be ending it
+        if running is not None and running.is_of_this_thread:
             self._quiet = None
             self._end(is_complete=False)
 

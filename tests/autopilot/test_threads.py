@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -250,6 +251,25 @@ def test_two_threads_that_begin_to_hold_a_budget_at_once_do_not_both_hold_one(mo
         warmed_up(model, torch.randn(ROWS, WIDTH))
         assert auto.summary().steps == 1
     Auto([model], 2**30).remove()
+
+
+def test_a_step_that_another_thread_ends_as_one_begins_is_no_error() -> None:
+    """The thread of a step gives it back while another one looks whose it is."""
+    model, rows = network(0), torch.randn(ROWS, WIDTH)
+    with Auto([model], live_bytes(CPU) + 500_000, tell=lambda _: None) as auto:
+        driver: Any = auto._driver
+
+        class Ending:
+            is_here = False
+
+            @property
+            def has_ended(self) -> bool:
+                driver._claimed = None
+                return False
+
+        driver._claimed = Ending()
+        warmed_up(model, rows)
+        assert auto.summary().steps == 1
 
 
 def test_what_was_there_before_is_counted_again_once_no_other_thread_may_train() -> None:
