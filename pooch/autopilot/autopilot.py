@@ -31,7 +31,7 @@ from .driver import StepDriver
 from .free_memory import FreeMemory
 from .garbage import Garbage
 from .governed import GovernedModels, device_named, models_of
-from .held_devices import end_held, refuse_a_second
+from .held_devices import beginning, end_held
 from .library import Library
 from .node import tier_budget, tier_share
 from .persistence import Persistence
@@ -71,52 +71,53 @@ class Auto:
         governed = GovernedModels(models, None if device is None else device_named(device))
         self._moves_in = device is not None and bool(models)
         device = governed.device
-        refuse_a_second(device)
-        tell, warn = (messages.tell, messages.warn) if tell is None else (tell, tell)
-        node_bytes = tier_budget(device, host_budget, disk_budget)
-        ranks = ranks_of(process_group)
-        self._team = Team(ranks, tier_share(node_bytes, device, 1 if ranks is None else local_count(ranks.count)), tell)
-        host_bytes = self._team.share.each_bytes
-        purpose = budget if bound == "live" else f"{budget} {bound}"
-        self._purpose = Purpose.of(models, device, purpose, host_bytes, self._team.seat)
-        live = live_bytes_of(device)
-        engine = make_engine(device)
-        engine.room.limit_bytes = host_bytes
-        engine.room.limited_by = "host budget" if disk_budget is None else "disk budget"
-        verification = Verification(verify, lambda _, text: warn(text))
-        remarks = Remarks(tell, warn)
-        free: FreeMemory | ReservedMemory | None = None
-        if is_free(budget):
-            free = FreeMemory(device, live, remarks)
-        elif size_bytes is not None and bound == "reserved":
-            free = ReservedMemory(device, size_bytes, remarks)
-        size_bytes = size_bytes if free is None else free.held.size_bytes
-        shares = shares_memory(device)
-        evictor = Evictor(size_bytes or 0, engine, live, device, 0 if shares else host_bytes, verification)
-        library = Library(
-            PlanOptions(host_budget=host_bytes, time_limit_s=PLANNING_TIME_LIMIT_S, region="step", explain=False),
-            tell,
-            costs_of(device, evictor.speed, self._team.gather),
-            cache=None if cache is None else self._opened(cache, tell),
-            holds_beneath=live.asks,
-            counts_peaks=not isinstance(live, WalkedBytes),
-        )
-        evictor.silence = Silence(remarks.silence)
-        held = HeldBudget(size_bytes, share, evictor, remarks, free)
-        persistence = self._persistence = Persistence(evictor, optimizer, tell)
-        if size_bytes is not None and live.now() > size_bytes:
-            Garbage(live).collect(0)
-            live.recount(if_less=True)
-        if shares:
-            persistence.refuse()
-            remarks.shared_memory(device)
-        self._before_bytes = live.now()
-        if size_bytes is not None and not is_free(budget):
-            remarks.before(self._before_bytes, size_bytes)
-        persistence.bring_in(models, device, size_bytes)
-        live.reset_peak()
-        self._driver = StepDriver(governed, held, live, evictor, library, remarks, persistence, allow_recompute)
-        self._is_removed = False
+        with beginning(device):
+            tell, warn = (messages.tell, messages.warn) if tell is None else (tell, tell)
+            node_bytes = tier_budget(device, host_budget, disk_budget)
+            ranks = ranks_of(process_group)
+            local_ranks = 1 if ranks is None else local_count(ranks.count)
+            self._team = Team(ranks, tier_share(node_bytes, device, local_ranks), tell)
+            host_bytes = self._team.share.each_bytes
+            purpose = budget if bound == "live" else f"{budget} {bound}"
+            self._purpose = Purpose.of(models, device, purpose, host_bytes, self._team.seat)
+            live = live_bytes_of(device)
+            engine = make_engine(device)
+            engine.room.limit_bytes = host_bytes
+            engine.room.limited_by = "host budget" if disk_budget is None else "disk budget"
+            verification = Verification(verify, lambda _, text: warn(text))
+            remarks = Remarks(tell, warn)
+            free: FreeMemory | ReservedMemory | None = None
+            if is_free(budget):
+                free = FreeMemory(device, live, remarks)
+            elif size_bytes is not None and bound == "reserved":
+                free = ReservedMemory(device, size_bytes, remarks)
+            size_bytes = size_bytes if free is None else free.held.size_bytes
+            shares = shares_memory(device)
+            evictor = Evictor(size_bytes or 0, engine, live, device, 0 if shares else host_bytes, verification)
+            library = Library(
+                PlanOptions(host_budget=host_bytes, time_limit_s=PLANNING_TIME_LIMIT_S, region="step", explain=False),
+                tell,
+                costs_of(device, evictor.speed, self._team.gather),
+                cache=None if cache is None else self._opened(cache, tell),
+                holds_beneath=live.asks,
+                counts_peaks=not isinstance(live, WalkedBytes),
+            )
+            evictor.silence = Silence(remarks.silence)
+            held = HeldBudget(size_bytes, share, evictor, remarks, free)
+            persistence = self._persistence = Persistence(evictor, optimizer, tell)
+            if size_bytes is not None and live.now() > size_bytes:
+                Garbage(live).collect(0)
+                live.recount(if_less=True)
+            if shares:
+                persistence.refuse()
+                remarks.shared_memory(device)
+            self._before_bytes = live.now()
+            if size_bytes is not None and not is_free(budget):
+                remarks.before(self._before_bytes, size_bytes)
+            persistence.bring_in(models, device, size_bytes)
+            live.reset_peak()
+            self._driver = StepDriver(governed, held, live, evictor, library, remarks, persistence, allow_recompute)
+            self._is_removed = False
 
     def _opened(self, directory: str | Path, tell: Callable[[str], None]) -> PlanCache:
         cache = PlanCache(directory, self._purpose)

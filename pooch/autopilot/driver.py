@@ -27,7 +27,7 @@ from ..torchtools.lost_interrupts import LOST_INTERRUPTS
 from ..torchtools.module_changes import ModuleChanges
 from ..torchtools.ranks import will_arrange_buckets
 from ..torchtools.standing_aside import CallsEverywhere, backward_is_compiled
-from ..torchtools.threads import OwnThread, is_alone
+from ..torchtools.threads import OwnThread, is_alone, trains_here
 from .backward import RUNNING, BackwardWatch
 from .budget import HeldBudget
 from .counting import margin_bytes
@@ -58,6 +58,7 @@ TIGHT_SHARE = 0.7  # of the budget: a step that is known to take more is watched
 _MOST_UNSETTLED_STEPS = 64  # a wrapper that has not arranged its buckets by then never will, as under `no_sync` alone
 _CALLS_IN_A_ROW = 3  # steps that began with a call, after which none is expected without
 _RECOUNTED_STEPS = (1, 2, 3, 10, 100)  # or the next one that is not far away from the budget
+_BESIDE_STEPS = 2  # that a step of another thread may have been beside, from when it began
 _SELDOM_CHANGED = (2, 3)  # of these: those that count again only if some of what was counted is gone
 
 
@@ -98,6 +99,7 @@ class StepDriver:
         self._last = LastStep()
         self._counters, self._steps, self._between_peak_bytes = Counters(), 0, 0
         self._recounts = 0  # that were due so far
+        self._beside_at = -_BESIDE_STEPS  # steps so far when another thread began one that is not governed
         self._tally, self._quiet_call = QuietTally(), QuietCall(self)
         self._quiet: RunningStep | None = None  # what runs the next step, if that may be quiet
         self._remarks = remarks
@@ -275,6 +277,7 @@ class StepDriver:
             self._end(is_complete=False)
         if not self._claim():
             self.here.is_beside, self._quiet = True, None  # another thread trains under the budget
+            self._beside_at = self._steps
             self.evictor.rest()
             return False
         if self._running is None:
@@ -292,9 +295,10 @@ class StepDriver:
         """Whether the calling thread alone may begin and end steps: it has one, or no thread that is alive has."""
         self.take_over()
         with self._claiming:
-            if self._claimed is None or self._claimed.has_ended:
-                self._claimed = OwnThread()
-            return self._claimed.is_here
+            claimed = self._claimed  # whose thread may give it back at any moment
+            if claimed is None or claimed.has_ended:
+                claimed = self._claimed = OwnThread()
+            return claimed.is_here
 
     def _look_at_calls(self, running: RunningStep) -> None:
         """Hold the budget from here on in a step that calls more than the recorded one, or began within hooks."""
@@ -317,10 +321,11 @@ class StepDriver:
         self.budget.look()
         # Counting looks at all tensors, and PyTorch ends the process if another thread is just releasing one of them.
         reached = sum(self._steps + 1 >= number for number in _RECOUNTED_STEPS)
-        if reached > self._recounts and is_alone():
-            self._live.recount(if_less=_RECOUNTED_STEPS[reached - 1] in _SELDOM_CHANGED)
+        due = _RECOUNTED_STEPS[self._recounts : reached]
+        if due and is_alone():
+            self._live.recount(if_less=all(number in _SELDOM_CHANGED for number in due))
             self.budget.hold()
-        self._recounts = reached
+            self._recounts = reached  # else the next step counts
         self._persistence.step_begins(models, self.budget.size_bytes, (args, kwargs))
         stats = RunStats()
         start_bytes = self._live.now()
@@ -455,7 +460,8 @@ class StepDriver:
     def abandon(self) -> None:
         """End a step that failed."""
         self.take_over()
-        if self._running is not None and self._running.is_of_this_thread:
+        running = self._running  # another thread may be ending it
+        if running is not None and running.is_of_this_thread:
             self._quiet = None
             self._end(is_complete=False)
 
@@ -473,11 +479,12 @@ class StepDriver:
         self._raise_failure()
         running = self._running
         if running is None or not running.is_of_this_thread:
+            trains_here()
             if self.here.is_beside:  # it is that of the thread's own calls, which are not governed
                 return
             self.evictor.hold()
             if running is not None:
-                running.is_read_elsewhere = True
+                self._reads_elsewhere(running)
             return
         running.is_in_backward = True
         if builds_graph and running.is_open and running.outlasts:
@@ -488,6 +495,11 @@ class StepDriver:
                 self._persistence.gradients_come(self.budget.growing, running.start_bytes)
             if running.step is not IN_CORE and not self._persistence.has_compiled:
                 running.open_backward(self.evictor)
+
+    def _reads_elsewhere(self, running: RunningStep) -> None:
+        running.is_read_elsewhere = True
+        if self.budget.size_bytes is None and self.budget.share is not None:
+            self._remarks.read_elsewhere(self.budget.share)
 
     def _backward_ended(self, is_complete: bool, builds_graph: bool) -> None:
         self.take_over()
@@ -680,7 +692,9 @@ class StepDriver:
         self._counters, self._steps = self._counters.with_step(step), self._steps + 1
         self._last = LastStep.of(running.decision, left, peak_bytes, known.slowdown)
         if budget_bytes is not None and step.steps_over_budget:
-            why = why_over_budget(running, self.evictor, peak_bytes - budget_bytes, self._persistence.has_compiled)
+            is_beside = self._steps - self._beside_at <= _BESIDE_STEPS
+            has_compiled = self._persistence.has_compiled
+            why = why_over_budget(running, self.evictor, peak_bytes - budget_bytes, has_compiled, is_beside)
             self.budget.passed(peak_bytes, *why)
             if NOTHING_LEFT in why and self.budget.is_told and (staying := self._staying.take()) is not None:
                 self._remarks.staying(staying)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..executor.evictor import Evictor
 from ..ground.units import format_bytes
+from ..torchtools.threads import has_others
 from .library import MOST_FAILURES
 from .remarks import (
     BACKWARD_IS_COMPILED,
@@ -11,12 +12,16 @@ from .remarks import (
     COMPILED,
     MORE_THAN_RECORDED,
     NOTHING_LEFT,
+    OTHER_THREAD,
+    OTHER_TRAINS,
     PLAN_NEEDS_MORE,
 )
 from .running import RunningStep
 
 
-def why_over_budget(running: RunningStep, evictor: Evictor, excess_bytes: int, has_compiled: bool) -> tuple[str, str]:
+def why_over_budget(
+    running: RunningStep, evictor: Evictor, excess_bytes: int, has_compiled: bool, is_beside: bool
+) -> tuple[str, str]:
     """Return why a step has passed the budget, and what tells that reason from others.
 
     Args:
@@ -24,6 +29,7 @@ def why_over_budget(running: RunningStep, evictor: Evictor, excess_bytes: int, h
         evictor: Holds the budget.
         excess_bytes: By how much.
         has_compiled: Whether compiled graphs run in steps.
+        is_beside: Whether another thread has trained at the same time.
     """
     fault = evictor.engine.health.fault or evictor.engine.health.known
     stayed_bytes = evictor.stayed_bytes + running.stats.kept_bytes
@@ -32,7 +38,12 @@ def why_over_budget(running: RunningStep, evictor: Evictor, excess_bytes: int, h
         return f"{by_tier} of activations could not leave, as {fault}", f"stayed: {fault.kind}"
     if fault is not None and running.stats.recomputed_ops and evictor.missing_bytes:
         return f"activations were computed again, which takes more room than a copy, as {fault}", fault.kind
-    return (why := _why_without_fault(running, has_compiled)), why
+    why = _why_without_fault(running, has_compiled)
+    if is_beside and why in (NOTHING_LEFT, MORE_THAN_RECORDED):
+        why = OTHER_TRAINS
+    elif why == NOTHING_LEFT and evictor.live.asks and not evictor.missing_bytes and has_others():
+        why = OTHER_THREAD  # else room was asked for
+    return why, why
 
 
 def _why_without_fault(running: RunningStep, has_compiled: bool) -> str:

@@ -97,6 +97,7 @@ class ModelFinder:
         self.auto: Auto | None = None
         self.preparing_s = 0.0
         self.refusals: deque[str] = deque(maxlen=_MOST_REFUSALS)
+        self._governing = threading.RLock()  # two threads may call their models for the first time at once
         self._live = live_bytes_of(torch.device("cpu"))  # from the beginning, so that every byte is counted
         self._refused: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._process = os.getpid()
@@ -119,6 +120,7 @@ class ModelFinder:
         if self.auto is not None:
             return False
         self._process, self._unfound = os.getpid(), 0
+        self._governing = threading.RLock()  # another thread of the parent may have had it
         return True
 
     def stop(self, *, verbose: bool = False) -> AutoSummary | None:
@@ -194,6 +196,11 @@ class ModelFinder:
         self._unfound += 1
         if self._unfound < _WITHOUT_A_MODEL or device is None:
             return
+        with self._governing:
+            if self.auto is None:
+                self._govern_without_a_model(device)
+
+    def _govern_without_a_model(self, device: torch.device) -> None:
         try:
             self.auto = Auto([], self._budget, tell=self._tell, **{**self._options, "device": device})
         except UsageError as error:
@@ -224,7 +231,7 @@ class ModelFinder:
         return placed
 
     def _govern(self, module: torch.nn.Module) -> None:
-        with self._moving_itself():
+        with self._governing, self._moving_itself():
             if self.auto is None:
                 begin_s = time.monotonic()
                 self.auto = auto(module, self._budget, tell=self._tell, **self._options)

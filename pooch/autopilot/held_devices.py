@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -24,20 +25,30 @@ class Held(Protocol):
 
 
 _HELD: weakref.WeakValueDictionary[str, Held] = weakref.WeakValueDictionary()
+_BEGINNING: dict[str, object] = {}  # on which devices one is about to be held, and what stands for that
 
 
-def refuse_a_second(device: torch.device) -> None:
-    """Refuse to hold two budgets on one device.
+@contextmanager
+def beginning(device: torch.device) -> Iterator[None]:
+    """Context manager in which a budget begins to be held on a device, where there may be only one.
+
+    Args:
+        device: The device.
 
     Raises:
-        UsageError: If one is held.
+        UsageError: If one is held there, or another thread has begun to hold one.
     """
-    if device.type in _HELD:
+    own = object()
+    if device.type in _HELD or _BEGINNING.setdefault(device.type, own) is not own:
         raise UsageError(
             f"a budget is held on {device.type} already: give all models in one list, as in "
             "pooch.auto([generator, discriminator], ...), call remove() on what pooch.auto returned, or give "
             "replace=True"
         )
+    try:
+        yield
+    finally:
+        _BEGINNING.pop(device.type, None)
 
 
 def end_held(models: Iterable[object]) -> None:
@@ -70,6 +81,7 @@ def _leave_child_alone() -> None:
     for held in list(_HELD.values()):
         held.leave_alone()
     _HELD.clear()
+    _BEGINNING.clear()  # the threads that had begun are not here
 
 
 os.register_at_fork(after_in_child=_leave_child_alone)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from types import FrameType
 
 import torch
 
@@ -11,6 +13,22 @@ from ..executor.slices import TEMPORARIES, known_moments
 from ..ground.live_objects import live_objects
 from ..torchtools.tensors import find_tensors, tensor_bytes
 from ..torchtools.threads import OwnThread, is_alone
+
+
+def is_stepping() -> bool:
+    """Whether the calling thread is within the step of an optimizer. Asked seldom: it looks through the stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if (
+            frame.f_code.co_name == _AROUND_STEPS
+            and frame.f_globals.get("__name__") == torch.optim.Optimizer.__module__
+        ):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_AROUND_STEPS = "wrapper"  # what `torch.optim.Optimizer` surrounds the steps of all kinds of optimizers with
 
 
 class OptimizerStates:

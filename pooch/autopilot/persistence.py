@@ -29,7 +29,7 @@ from ..torchtools.calls import compiled_part
 from ..torchtools.standing_aside import CallsEverywhere
 from ..torchtools.tensors import gradient_of
 from ..torchtools.watch import LIBRARY, unmark
-from .optimizer_states import OptimizerStates, is_on, parameters_of, stepped_by
+from .optimizer_states import OptimizerStates, is_on, is_stepping, parameters_of, stepped_by
 from .persistent_needs import PersistentNeeds
 from .program_data import ProgramData
 from .sliced_optimizers import SlicedOptimizers
@@ -308,12 +308,15 @@ class Persistence:
     def let_more_leave_now(self, followed: Storages) -> bool:
         """Have more leave in the middle of a step, as nothing else can; return whether there is any.
 
-        The optimizers' state, on which no op of a forward or backward pass works, and data of the program. Parameters
-        and gradients may be what the op that asks for room works on: they leave in later steps.
+        The optimizers' state, on which no op of a forward or backward pass works, and data of the program. An op of an
+        optimizer that steps before the step has ended may work on it, as where its backward pass runs in another thread.
+        Parameters and gradients may be what the op that asks for room works on: they leave in later steps.
 
         Args:
-            followed: The storages that the step follows, of which that is not to be had.
+            followed: The storages that the step follows: what is in them leaves as its activations do.
         """
+        if is_stepping():
+            return False
         may_resort, self._may_resort = self._may_resort, False  # looking for it takes long
         library = LIBRARY.loaded
         if not may_resort or library is None or (self.memory is None and not self._may_begin()):

@@ -28,6 +28,14 @@ NOTHING_LEFT = (
     "the program holds and what single ops need; raise the budget or lower the batch size"
 )
 MOVES_WITHIN = "parameters, gradients or the optimizer's state leave the device or come back in it"
+OTHER_THREAD = (
+    "another thread took it, and only where the thread of the step allocates does anything leave; raise the budget, or "
+    "let fewer threads compute at the same time"
+)
+OTHER_TRAINS = (
+    "another thread trains at the same time, and nothing that its step holds can leave; raise the budget, or train in "
+    "one thread at a time"
+)
 PLAN_NEEDS_MORE = (
     "its plan needs more than the budget, and what it keeps was too little to make up for that; raise the budget or "
     "lower the batch size"
@@ -129,6 +137,15 @@ class Remarks:
             self._told_bytes, self._changes = budget_bytes, self._changes + 1
             more = "; further changes are followed, and not told" if self._changes == _MOST_CHANGES else ""
             self._tell(f"the budget is {text}{more}")
+
+    def read_elsewhere(self, share: float) -> None:
+        """Tell why a share does not become known."""
+        why = (
+            "the backward pass of a step runs in another thread than its forward pass: until one runs in the same "
+            f"thread, the budget is {share:.0%} of what was counted so far, and nothing is planned; give it in bytes"
+        )
+        if self._told.is_new(why):
+            self._tell(why)
 
     def larger_budget(self, budget_bytes: int) -> None:
         """Tell the budget where another optimizer has created its state since it was told."""

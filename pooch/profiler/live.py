@@ -13,7 +13,9 @@ from ..ground.errors import ProfileError
 from ..ir import Link, Profile
 from ..torchtools.accelerators import has_streams
 from ..torchtools.memory_trace import CollectorOff
+from ..torchtools.operators import operator_facts
 from ..torchtools.raw_looks import RawLooks
+from ..torchtools.settings import called_as_unwatched
 from ..torchtools.thread_tracer import can_trace_threads
 from .assembly import assembled_profile
 from .device_marks import DeviceMarks
@@ -28,11 +30,16 @@ if TYPE_CHECKING:
 
 
 class _LiveRecorder(StepRecorder):
-    """A recorder of a step that trains: it copies ahead of need, and marks ops for the times of a device."""
+    """A recorder of a step that trains: it copies ahead of need, and marks ops for the times of a device.
+
+    Attributes:
+        has_overlapped: Whether another thread has run an op while one was running.
+    """
 
     def __init__(self, model: torch.nn.Module, step: Step, marks: DeviceMarks | None) -> None:
         super().__init__(model, step)
         self._marks = marks
+        self.has_overlapped = False
 
     def hand_out_all(self) -> None:
         """Note that the program may use whatever it holds at any time from now on."""
@@ -45,6 +52,11 @@ class _LiveRecorder(StepRecorder):
         result = super()._dispatch(func, args, kwargs)
         self.online.evictor.write_ahead()
         return result
+
+    def _run_overlapping(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run it, as the program needs its result. The step has no record."""
+        self.has_overlapped = True
+        return called_as_unwatched(func, operator_facts(func), args, kwargs)
 
     def _run(self, func: Any, args: Any, kwargs: Any, call: int) -> tuple[Any, float]:
         begin = None if self._marks is None else self._marks.now()
@@ -120,6 +132,8 @@ class LiveTrace(StepTrace):
         """
         if self._marks is not None and self._tracer is not None:
             self._marks.turn()
+        if self._live.has_overlapped:
+            raise ProfileError("ops of two threads have overlapped")
         record = self.end()
         collector = CollectorOff()  # it would look through all that is made here, again and again, and find nothing
         try:

@@ -228,10 +228,7 @@ class ForwardRecorder(SilentMode):
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Runs an op, and records it."""
         if not self._op.acquire(blocking=False):
-            raise ProfileError(
-                "the step computes in two threads at once, so the order of its ops is not fixed: keep a backward pass "
-                "within the step on one device"
-            )
+            return self._run_overlapping(func, args, kwargs or {})
         try:
             with self._own_work:
                 return self._dispatch(func, args, kwargs or {})
@@ -277,6 +274,17 @@ class ForwardRecorder(SilentMode):
         if facts.statistics:
             self._look([args[position] for position in facts.statistics if position < len(args)], slot, handed_out=True)
         return result
+
+    def _run_overlapping(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs an op while another thread runs one of the step, as where `torch.jit.fork` has it do so.
+
+        Raises:
+            ProfileError: The step is recorded to be planned, not to train.
+        """
+        raise ProfileError(
+            "the step computes in two threads at once, so the order of its ops is not fixed: keep a backward pass "
+            "within the step on one device"
+        )
 
     def _fingerprint(self, name: str, outputs: list[torch.Tensor]) -> str:
         """Returns an op's fingerprint. Steps repeat their ops, and formatting takes longer than a look."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from types import FrameType
+from itertools import repeat
+
+from .waiting_threads import does_wait
 
 
 class _Token:
@@ -43,44 +45,42 @@ class OwnThread:
         return self._token() is None
 
 
+def trains_here() -> None:
+    """Note that the calling thread trains: it may do so again, even if it only waits when somebody looks."""
+    assert _HERE.token is not None
+
+
 def is_alone() -> bool:
     """Whether no thread but the calling one may be training.
 
-    Those do not count that wait for something, as the monitor of a progress bar, the threads of a notebook's kernel and
-    the workers of a loader do, unless a step of theirs was governed before: they may be about to go on with it. Nor do
-    Pooch's own threads, which are named after it.
+    Those do not count that wait or sleep, as the monitor of a progress bar, the threads of a notebook's kernel and
+    the workers of a loader do, unless they have trained before: they may be about to go on with it. One that was told
+    to go on, and does so once it has the interpreter, waits no longer. Nor do Pooch's own threads count, which are
+    named after it, and those of packages that never train.
     """
-    here = threading.current_thread()
-    others = [each for each in threading.enumerate() if each is not here and not each.name.startswith("pooch-")]
-    if not others:
-        return True
-    if any(each.ident in _TRAINING for each in others):
+    there = threading.enumerate()
+    others = _others(there)
+    if any(each.ident is None or each.ident in _TRAINING for each in others):  # without a number, it is about to begin
         return False
-    # Not kept: with its own frame in it, this call and those around it would live on, with all that they know. A thread
-    # without a frame, as those of autograd are between steps, runs no Python code.
-    return all(map(_waits, map(sys._current_frames().get, [each.ident or 0 for each in others])))
+    # Frames are not kept: with its own among them, this call and those around it would live on, with all they know.
+    numbers = [each.ident or 0 for each in others]
+    return all(map(does_wait, map(sys._current_frames().get, numbers), repeat(there)))
 
 
-_WAITING = frozenset(  # where a thread is that waits, by module and function
-    {
-        ("concurrent.futures.thread", "_worker"),
-        ("multiprocessing.connection", "_recv"),
-        ("queue", "get"),
-        ("selectors", "select"),
-        ("socket", "accept"),
-        ("socket", "readinto"),
-        ("subprocess", "_try_wait"),
-        ("threading", "_wait_for_tstate_lock"),
-        ("threading", "join"),
-        ("threading", "wait"),
-        ("torch._inductor.compile_worker.subproc_pool", "_recv_msg"),
-    }
-)
-_NEVER_TRAIN = frozenset({"debugpy", "ipykernel", "pydevd", "tqdm", "zmq"})  # packages that run threads of their own
+def has_others() -> bool:
+    """Whether there are threads of the program beside the calling one."""
+    return bool(_others(threading.enumerate()))
 
 
-def _waits(frame: FrameType | None) -> bool:
-    if frame is None:
-        return True
-    module = str(frame.f_globals.get("__name__"))
-    return (module, frame.f_code.co_name) in _WAITING or module.partition(".")[0] in _NEVER_TRAIN
+def _others(there: list[threading.Thread]) -> list[threading.Thread]:
+    here = threading.current_thread()
+    return [each for each in there if each is not here and not _never_trains(each)]
+
+
+_PACKAGES = frozenset({"_pydevd_bundle", "debugpy", "ipykernel", "pydevd", "tqdm", "zmq"})  # with threads of their own
+
+
+def _never_trains(thread: threading.Thread) -> bool:
+    target = getattr(thread, "_target", None)
+    modules = (type(thread).__module__, getattr(target, "__module__", None) or "")
+    return thread.name.startswith("pooch-") or any(each.partition(".")[0] in _PACKAGES for each in modules)

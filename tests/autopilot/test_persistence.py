@@ -301,6 +301,29 @@ def test_new_state_leaves_in_the_middle_of_the_first_step_that_has_no_room_besid
     assert found(budget_mib * 2**20) == found(None)
 
 
+def test_state_stays_that_an_optimizer_works_on_before_the_step_has_ended() -> None:
+    """As where the backward pass runs in another thread: an op of the optimizer found its own arguments gone."""
+
+    def found(budget: int | None) -> list[bytes]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*[each for _ in range(6) for each in (nn.Linear(128, 128), nn.GELU(), nn.LayerNorm(128))])
+        optimizer = torch.optim.Adam(model.parameters())
+        around = contextlib.nullcontext() if budget is None else pooch.auto(model, live_before() + budget, tell=str)
+        with around:
+            for _ in range(3):
+                loss = model(torch.randn(2048, 128)).sum()
+                for parameter in model.parameters():
+                    parameter.grad = torch.ones_like(parameter)
+                optimizer.step()
+                optimizer.zero_grad()
+                del loss
+        return contents(list(model.parameters()))
+
+    plain = found(None)
+    for budget in (3_000_000, 4_000_000, 5_000_000):
+        assert found(budget) == plain
+
+
 def test_state_that_is_there_already_is_not_expected_once_more() -> None:
     model = network()
     optimizer = adamw(model)

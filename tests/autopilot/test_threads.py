@@ -7,22 +7,26 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pooch
-from pooch.autopilot import Auto
+from pooch.autopilot import Auto, autopilot
 from pooch.autopilot.persistence import Persistence
 from pooch.autopilot.requests import PlanRequests
+from pooch.ground.errors import UsageError
 from pooch.profiler import live
 from pooch.torchtools import standing_aside
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.threads import OwnThread
 from tests.counting import the_allocator
 from tests.executor.support import is_same
+from tests.executor.test_overlapping_threads import DURING, Busy
 from tests.live_before import live_before
+from tests.other_threads import another_thread
 
 pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")
@@ -157,6 +161,129 @@ def test_a_step_left_open_by_a_thread_that_is_gone_is_over() -> None:
     assert auto.summary().steps == 5
     assert "data" not in vars(Tensor), "what watches accesses is still in place"
     assert not standing_aside._users
+
+
+def told_of_a_step(other: Callable[[list[nn.Module], list[Tensor]], None], *, is_in_core: bool = False) -> str:
+    """What is told of a step under which the budget is passed, by what another thread does between its two passes."""
+    models, told, kept = [network(number) for number in range(2)], list[str](), list[Tensor]()
+    with Auto(models, live_bytes(CPU) + 2_500_000, tell=told.append) as auto:
+        rows = torch.randn(ROWS, WIDTH)
+        for _ in range(4 * is_in_core):
+            warmed_up(models[0], rows)
+        loss = models[0](rows).square().mean()
+        running = auto._driver.running
+        assert running is not None
+        assert (running.decision == "in-core") == is_in_core
+        in_threads(lambda: other(models, kept))
+        loss.backward()
+        assert auto.summary().steps_over_budget == 1
+    (found,) = [line for line in told if " over the budget of " in line]
+    return found
+
+
+def takes(_: object, kept: list[Tensor]) -> None:
+    kept.append(torch.zeros(1_000_000))
+    kept.clear()
+
+
+def trains(models: list[nn.Module], kept: list[Tensor]) -> None:
+    kept.append(models[1](torch.randn(4 * ROWS, WIDTH)))
+
+
+def test_where_another_thread_takes_the_memory_that_is_told() -> None:
+    """Nothing of the step had been asked to leave, so it was not so that all of it had left."""
+    with another_thread(may_train=False):  # the one that took it may have ended by the end of the step
+        assert "another thread took it" in told_of_a_step(takes)
+
+
+@pytest.mark.parametrize("is_in_core", [False, True])
+def test_where_another_thread_trains_at_the_same_time_that_is_told(is_in_core: bool) -> None:
+    assert "another thread trains at the same time" in told_of_a_step(trains, is_in_core=is_in_core)
+
+
+def test_a_step_whose_ops_overlap_in_two_threads_trains_on_and_is_not_recorded() -> None:
+    """As where `torch.jit.fork` runs them. An error for steps that are measured alone ended the training."""
+    model, rows = Busy(), torch.rand(16, 8)
+    model(rows).backward()
+    plain = [p.grad for p in model.parameters() if p.grad is not None]
+    with Auto([model], live_bytes(CPU) + 2**20, tell=lambda _: None) as auto:
+        for _ in range(6):
+            model.zero_grad()
+            model.beside = lambda: torch.cos(rows)
+            loss = model(rows)
+            DURING.clear()
+            loss.backward()
+        found = [p.grad for p in model.parameters() if p.grad is not None]
+        assert auto.summary().steps == 6
+        assert not known(auto)
+    assert all(map(is_same, plain, found))
+
+
+def test_a_share_that_does_not_become_known_as_backward_passes_run_in_other_threads_is_told_of() -> None:
+    model, told = network(0), list[str]()
+    with Auto([model], "60%", tell=told.append) as auto, ThreadPoolExecutor(1) as pool:
+        for _ in range(3):
+            pool.submit(model, torch.randn(ROWS, WIDTH)).result().square().mean().backward()
+        assert auto.budget_bytes is None
+        assert sum("runs in another thread than its forward pass" in line for line in told) == 1
+
+
+def test_two_threads_that_begin_to_hold_a_budget_at_once_do_not_both_hold_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each moved what the other one had moved."""
+    is_first, refused = threading.Lock(), list[UsageError]()
+    real = autopilot.live_bytes_of
+
+    def slowly(device: torch.device) -> object:
+        if is_first.acquire(blocking=False):
+            in_threads(second)
+        return real(device)
+
+    def second() -> None:
+        try:
+            Auto([network(1)], 2**30).remove()
+        except UsageError as error:
+            refused.append(error)
+
+    monkeypatch.setattr(autopilot, "live_bytes_of", slowly)
+    model = network(0)
+    with Auto([model], 2**30) as auto:
+        assert len(refused) == 1
+        warmed_up(model, torch.randn(ROWS, WIDTH))
+        assert auto.summary().steps == 1
+    Auto([model], 2**30).remove()
+
+
+def test_a_step_that_another_thread_ends_as_one_begins_is_no_error() -> None:
+    """The thread of a step gives it back while another one looks whose it is."""
+    model, rows = network(0), torch.randn(ROWS, WIDTH)
+    with Auto([model], live_bytes(CPU) + 500_000, tell=lambda _: None) as auto:
+        driver: Any = auto._driver
+
+        class Ending:
+            is_here = False
+
+            @property
+            def has_ended(self) -> bool:
+                driver._claimed = None
+                return False
+
+        driver._claimed = Ending()
+        warmed_up(model, rows)
+        assert auto.summary().steps == 1
+
+
+def test_what_was_there_before_is_counted_again_once_no_other_thread_may_train() -> None:
+    """It was counted at steps 1, 2, 3, 10 and 100 or not at all."""
+    model, before = network(0), [torch.zeros(2**20)]
+    with Auto([model], live_bytes(CPU) + 500_000, tell=lambda _: None) as auto:
+        counted_bytes = auto._driver._live.now()
+        with another_thread(may_train=True):
+            trained(model, 0, 1)
+            before.clear()
+            trained(model, 0, 3)
+            assert auto._driver._live.now() >= counted_bytes
+        trained(model, 0, 1)
+        assert auto._driver._live.now() < counted_bytes - 2 * 2**20
 
 
 def test_a_thread_with_the_number_of_another_is_not_that() -> None:

@@ -14,12 +14,17 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import wraps
 from multiprocessing import Pipe
 
 import pytest
 import torch
 
+import pooch
 from pooch.torchtools.threads import OwnThread, is_alone
+from tests.live_before import live_before
+
+Told = tuple[threading.Thread, Callable[[], object]]  # a thread that waits, and what tells it to go on
 
 
 @contextmanager
@@ -95,6 +100,38 @@ def on_work() -> Iterator[None]:
         yield
 
 
+def asleep(call: Callable[[list[bool]], None]) -> Callable[[], contextmanager[None]]:  # type: ignore[valid-type]
+    @contextmanager
+    @wraps(call)
+    def sleeping() -> Iterator[None]:  # type: ignore[misc]
+        is_over = list[bool]()
+        with running(lambda: call(is_over), lambda: is_over.append(True)):
+            yield
+
+    return sleeping  # type: ignore[return-value]
+
+
+@asleep
+def asleep_by_module(is_over: list[bool]) -> None:
+    while not is_over:
+        time.sleep(0.05)
+
+
+@asleep
+def asleep_by_name(is_over: list[bool]) -> None:
+    from time import sleep
+
+    while not is_over:
+        sleep(max(0.01, min(0.05, 1.0)) if is_over is not None else float("nan"))
+
+
+@asleep
+def asleep_by_unpacked_arguments(is_over: list[bool]) -> None:
+    given = [0.05]
+    while not is_over:
+        time.sleep(*given)
+
+
 @contextmanager
 def in_a_progress_bar() -> Iterator[None]:
     tqdm = pytest.importorskip("tqdm")
@@ -111,6 +148,9 @@ WAITS = [
     on_a_process,
     on_another_thread,
     on_work,
+    asleep_by_module,
+    asleep_by_name,
+    asleep_by_unpacked_arguments,
     in_a_progress_bar,
 ]
 
@@ -136,6 +176,143 @@ def test_one_that_computes_may_train() -> None:
     with running(compute, stop):
         assert not any(is_alone() for _ in range(100))
     assert is_alone()
+
+
+def test_one_that_only_looks_up_how_long_it_sleeps_may_train() -> None:
+    """Not in a call of `sleep`: in one within its arguments, or in one of its result."""
+    is_over = list[bool]()
+    numbers = list(range(2_000_000))
+
+    def arguments() -> None:
+        while not is_over:
+            time.sleep(1e-9 * max(numbers))
+
+    def result() -> None:
+        while not is_over:
+            Resting().sleep(0).index(numbers[-1])
+
+    class Resting:
+        def sleep(self, _: float) -> list[int]:
+            return numbers
+
+    for work in (arguments, result):
+        with running(work, lambda: is_over.append(True)):
+            assert comes_true(lambda: not is_alone())
+        is_over.clear()
+
+
+@contextmanager
+def nobody_else_runs() -> Iterator[None]:
+    """As long as what is called within gives the interpreter to nobody."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def by_an_event() -> Told:
+    event = threading.Event()
+    return threading.Thread(target=event.wait), event.set
+
+
+def by_a_barrier() -> Told:
+    barrier = threading.Barrier(2)
+    return threading.Thread(target=barrier.wait), barrier.wait
+
+
+def by_a_queue() -> Told:
+    waiting: queue.Queue[None] = queue.Queue()
+    return threading.Thread(target=waiting.get), lambda: waiting.put(None)
+
+
+def by_room_in_a_queue() -> Told:
+    waiting: queue.Queue[None] = queue.Queue(1)
+    waiting.put(None)
+    return threading.Thread(target=waiting.put, args=(None,)), waiting.get
+
+
+@pytest.mark.parametrize("told", [by_an_event, by_a_barrier, by_a_queue, by_room_in_a_queue])
+def test_one_that_was_told_to_go_on_waits_no_longer(told: Callable[[], Told]) -> None:
+    """It trains as soon as it has the interpreter, which may be in the midst of what the answer is for."""
+    thread, go_on = told()
+    thread.start()
+    assert comes_true(is_alone)
+    with nobody_else_runs():
+        go_on()
+        assert not is_alone()
+    thread.join()
+    assert is_alone()
+
+
+def test_a_worker_that_was_given_work_waits_no_longer() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        assert comes_true(is_alone)
+        with nobody_else_runs():
+            work = pool.submit(int)
+            assert not is_alone()
+        work.result()
+        assert comes_true(is_alone)
+
+
+def test_one_whose_thread_has_ended_waits_for_it_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_another_thread():
+        assert comes_true(is_alone)
+        *others, _, waiting = threading.enumerate()  # it waits for the one that began before it
+        monkeypatch.setattr(threading, "enumerate", lambda: [*others, waiting])
+        assert not is_alone()
+
+
+def test_one_that_is_just_starting_may_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = next(each for each in ("_start_joinable_thread", "_start_new_thread") if hasattr(threading, each))
+    start, found = getattr(threading, name), list[bool]()
+
+    def looking(*args: object, **kwargs: object) -> object:
+        found.append(is_alone())
+        return start(*args, **kwargs)
+
+    monkeypatch.setattr(threading, name, looking)
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
+    assert found == [False]
+
+
+def test_one_that_prints_in_a_progress_bar_may_train() -> None:
+    """It is in a package with threads that never train, but none of them."""
+    tqdm = pytest.importorskip("tqdm")
+    is_in, is_over = threading.Event(), threading.Event()
+
+    class File:
+        def write(self, text: str) -> None:
+            is_in.set()
+
+        def flush(self) -> None:
+            pass
+
+    def train() -> None:
+        for _ in tqdm.tqdm(iter(lambda: is_over.is_set() or None, True), file=File(), mininterval=0):
+            pass
+
+    with running(train, is_over.set):
+        is_in.wait()
+        assert not all(is_alone() for _ in range(100))
+
+
+def test_one_that_has_run_a_backward_pass_of_its_own_may_go_on() -> None:
+    is_over, has_trained = threading.Event(), threading.Event()
+
+    def train() -> None:
+        torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()  # not governed
+        has_trained.set()
+        is_over.wait()
+
+    with pooch.auto(torch.nn.Linear(2, 2), live_before() + 2**20, tell=lambda _: None), running(train, is_over.set):
+        has_trained.wait()
+        time.sleep(0.05)
+        assert not is_alone()
 
 
 def test_one_that_has_trained_may_go_on() -> None:

@@ -1,0 +1,64 @@
+"""Models that are found as they are called."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pooch.autopilot import finding
+from pooch.autopilot.finding import ModelFinder
+from tests.live_before import live_before
+
+pytestmark = pytest.mark.cpu
+HEAD_START_S = 0.2  # for the thread that should wait; a right one is not kept from anything by it
+
+
+def trained(model: nn.Module) -> None:
+    model(torch.randn(4, 8)).sum().backward()
+
+
+def test_models_that_two_threads_call_for_the_first_time_at_once_get_one_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two of them had each other's parameters leave, and the second one ended the step with an error."""
+    begun, second_begun, made, errors = threading.Event(), threading.Event(), list[Any](), list[BaseException]()
+    real = finding.auto
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        (second_begun if begun.is_set() else begun).set()
+        second_begun.wait(HEAD_START_S)
+        made.append(real(*args, **kwargs))
+        return made[-1]
+
+    def train(model: nn.Module) -> None:
+        try:
+            trained(model)
+        except BaseException as error:  # noqa: BLE001  (raised below)
+            errors.append(error)
+
+    monkeypatch.setattr(finding, "auto", slowly)
+    models = [nn.Linear(8, 8) for _ in range(2)]
+    finder = ModelFinder(live_before() + 2**20, tell=lambda _: None)
+    finder.start()
+    try:
+        first, second = (threading.Thread(target=train, args=(model,)) for model in models)
+        first.start()
+        assert begun.wait(60)
+        second.start()
+        for thread in (first, second):
+            thread.join(60)
+        assert not errors
+        assert made == [finder.auto]
+        assert not finder.refusals
+        for model in models:
+            trained(model)
+        assert made[0].summary().steps >= 3
+    finally:
+        finder.stop()
+        made.clear()
+        gc.collect()
