@@ -8,6 +8,7 @@ does the same work.
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import importlib.util
 import os
@@ -107,8 +108,26 @@ def _knows_fake(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda tensor: original(tensor) and not is_marked(tensor)
 
 
-# PyTorch 2.14 takes all tensors with the key that marks ours for fake ones, of which it prints and saves no values.
-_NOT_FAKE = StandIns(Place(torch._C, "_is_fake_tensor", _knows_fake))
+def _makes_alike(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what makes a tensor like another one: PyTorch asks our key for the device, which it cannot tell."""
+    name = original.__name__
+
+    @functools.wraps(original)
+    def make(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and is_marked(tensor):
+            tensor = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            return getattr(tensor, name)(*args, **kwargs)
+        return original(tensor, *args, **kwargs)
+
+    return make
+
+
+_KEY_IS_OURS = StandIns(
+    # PyTorch 2.14 takes all tensors with the key that marks ours for fake ones, of which it prints and saves no values.
+    Place(torch._C, "_is_fake_tensor", _knows_fake),
+    Place(torch.Tensor, "new", _makes_alike),
+    Place(torch.Tensor, "new_tensor", _makes_alike),
+)
 
 
 def _loaded() -> ModuleType | None:
@@ -120,7 +139,7 @@ def _loaded() -> ModuleType | None:
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     module.use(_described, settings_now, refuse, changed_in_place)
-    _NOT_FAKE.use(module)
+    _KEY_IS_OURS.use(module)
     HANDLES.add(module.Handle)
     return module
 
