@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 
-from ..executor.slices import TEMPORARIES, known_moments
+from ..executor.slices import MOMENTS, TEMPORARIES, known_moments
+from ..ground.errors import UsageError
 from ..ground.live_objects import live_objects
-from ..torchtools.tensors import find_tensors, tensor_bytes
+from ..torchtools.optimizer_slices import StepNeeds, needs_of, plain_step
+from ..torchtools.tensors import find_tensors, gradient_of, tensor_bytes
 from ..torchtools.threads import OwnThread, is_alone
 
 
@@ -29,6 +31,7 @@ class OptimizerStates:
         self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models whose optimizers were looked for
         self._threads: weakref.WeakKeyDictionary[torch.optim.Optimizer, OwnThread] = weakref.WeakKeyDictionary()
         self._states: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # ids
+        self._sizes: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step in this thread, as one that was made after the others were found."""
@@ -107,6 +110,33 @@ class OptimizerStates:
         trained = [each for each in parameters_of(models) if each.requires_grad]
         return sum(size_bytes for _, size_bytes in self._to_come(trained))
 
+    def is_like_before(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer that is about to step has as many parameters and states as when this was last asked."""
+        size = sum(len(group["params"]) for group in optimizer.param_groups), len(optimizer.state)
+        before, self._sizes[optimizer] = self._sizes.get(optimizer), size
+        return before == size
+
+    @staticmethod
+    def made_by_step(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[int, int]:
+        """Return the bytes of state that an optimizer's next step makes, and of all else that it takes at once.
+
+        A copy of the optimizer makes a step on small parameters, which tells it of any kind. Where that cannot be, it
+        is thought to take two moments.
+
+        Args:
+            optimizer: The optimizer.
+            device: Where bytes count.
+        """
+        needs = _needs_of(optimizer)
+        stepped, state_bytes = list[torch.Tensor](), 0.0
+        for index, group in enumerate(optimizer.param_groups):
+            trained = [each for each in group["params"] if each.requires_grad and each.device == device]
+            new = [each for each in trained if not optimizer.state.get(each)]
+            state_bytes += sum(each.nbytes * needs.state.get((index, each.dim()), MOMENTS) for each in new)
+            stepped += trained
+        gradients_bytes = sum(each.nbytes for each in stepped if gradient_of(each) is None)
+        return int(state_bytes), gradients_bytes + needs.temporary_bytes(stepped)
+
     def _to_come(self, trained: Sequence[torch.nn.Parameter]) -> Iterator[tuple[torch.Tensor, int]]:
         """Yield the parameters that optimizers of a known kind step, with the bytes of state that each has to come."""
         numbers = {id(parameter) for parameter in trained}
@@ -119,6 +149,14 @@ class OptimizerStates:
             for parameter in stepped_by(optimizer):
                 if id(parameter) in numbers:
                     yield parameter, 0 if parameter in optimizer.state else moments * parameter.nbytes
+
+
+def _needs_of(optimizer: torch.optim.Optimizer) -> StepNeeds:
+    try:
+        needs = needs_of(optimizer, plain_step(optimizer))
+    except UsageError:
+        needs = None  # it hands its steps to another one
+    return StepNeeds({}, TEMPORARIES, 0) if needs is None else needs
 
 
 def stepped_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

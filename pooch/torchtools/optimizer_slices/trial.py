@@ -153,7 +153,7 @@ class _Trial:
         """Step both copies. Raises `NotOneByOne`, or whatever the step raises."""
         settings = settings_of(self._together)
         containers = _containers(self._together)
-        with _no_hooks_seen(self._together, self._apart):
+        with no_hooks_seen(self._together, self._apart):
             for number in range(TRIAL_STEPS):
                 self._step_together(number, with_closure)
                 set_gradients(self._apart, self._samples, number)
@@ -203,7 +203,7 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _no_hooks_seen(*copies: Optimizer) -> Iterator[None]:
+def no_hooks_seen(*copies: Optimizer) -> Iterator[None]:
     """Context manager in which no hook of the program sees the copies: a step that would call hooks raises."""
     states = [copy.state for copy in copies]
 
