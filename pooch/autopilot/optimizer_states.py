@@ -30,7 +30,6 @@ class OptimizerStates:
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # without being attached
         self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models whose optimizers were looked for
         self._threads: weakref.WeakKeyDictionary[torch.optim.Optimizer, OwnThread] = weakref.WeakKeyDictionary()
-        self._states: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # ids
         self._sizes: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
@@ -38,12 +37,6 @@ class OptimizerStates:
         self._threads[optimizer] = OwnThread()
         if optimizer not in self._attached:
             self._stepped.add(optimizer)
-
-    def is_other(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer's state is another one than when this was last asked, as where one was loaded."""
-        last_one, this_one = self._states.get(optimizer), id(optimizer.state)
-        self._states[optimizer] = this_one
-        return last_one not in (None, this_one)
 
     def to_attach(self, models: Sequence[torch.nn.Module], device: torch.device) -> list[torch.optim.Optimizer]:
         """Return the optimizers that are not attached of what is found: of some models, given, and that have stepped.
@@ -68,10 +61,13 @@ class OptimizerStates:
         What another thread trains is left out: PyTorch ends the process if a gradient is read while that goes.
         """
         known = {id(each) for each in parameters_of([*models, *self._known])}
-        are_all_here = is_alone()
-        own = [each for each in list(self._attached) if are_all_here or self._steps_here(each)]
-        stepped = [each for optimizer in own for each in stepped_by(optimizer)]
+        stepped = [each for optimizer in self.own() for each in stepped_by(optimizer)]
         return [each for each in stepped if id(each) not in known]
+
+    def own(self) -> list[torch.optim.Optimizer]:
+        """Return the attached optimizers but for those that another thread steps."""
+        are_all_here = is_alone()
+        return [each for each in list(self._attached) if are_all_here or self._steps_here(each)]
 
     def _steps_here(self, optimizer: torch.optim.Optimizer) -> bool:
         thread = self._threads.get(optimizer)

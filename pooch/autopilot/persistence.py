@@ -450,7 +450,8 @@ class Persistence:
         for optimizer in self.states.to_attach(models, self._evictor.device):
             self._sliced.add(optimizer, memory, self._slice_bytes)
             self._say_if_too_large(optimizer, memory)
-        for optimizer in [each for each in list(self._sliced.by_optimizer) if self.states.is_other(each)]:
+        self._sliced.look(memory)
+        for optimizer in self.states.own():  # the program may have put something else there, or loaded it
             memory.adopt_state(optimizer, list(optimizer.state))
         memory.adopt_stepped(self.states.in_no_model(models))
 

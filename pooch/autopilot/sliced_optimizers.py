@@ -10,6 +10,7 @@ import torch
 from ..executor.persistent import PersistentMemory
 from ..ground.errors import UsageError
 from ..torchtools.optimizer_slices import OptimizerSlices
+from .coming_states import place_makers, take_makers_away
 
 
 class SlicedOptimizers:
@@ -27,6 +28,12 @@ class SlicedOptimizers:
         self.by_optimizer: weakref.WeakKeyDictionary[torch.optim.Optimizer, OptimizerSlices] = (
             weakref.WeakKeyDictionary()
         )
+        self._coming: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # whose state leaves as it is made
+
+    def look(self, memory: PersistentMemory) -> None:
+        """Have state leave as it is made that optimizers have got another place for, as where some was loaded."""
+        for optimizer in list(self._coming):
+            place_makers(optimizer, memory)
 
     def add(self, optimizer: torch.optim.Optimizer, memory: PersistentMemory, slice_bytes: int) -> None:
         """Have the steps of an optimizer run in slices, and its state leave.
@@ -37,6 +44,8 @@ class SlicedOptimizers:
             slice_bytes: How much a slice may have.
         """
         memory.adopt_state(optimizer, list(optimizer.state))
+        self._coming.add(optimizer)
+        place_makers(optimizer, memory)
         around = _around(weakref.ref(memory), weakref.ref(optimizer))
         try:
             slices = OptimizerSlices(optimizer, slice_bytes, **around, tell=self._tell)
@@ -51,6 +60,9 @@ class SlicedOptimizers:
         for slices in list(self.by_optimizer.values()):
             slices.detach()
         self.by_optimizer.clear()
+        for optimizer in list(self._coming):
+            take_makers_away(optimizer)
+        self._coming.clear()
         return optimizers
 
 
