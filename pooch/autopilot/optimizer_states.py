@@ -128,7 +128,7 @@ class OptimizerStates:
         for index, group in enumerate(optimizer.param_groups):
             trained = [each for each in group["params"] if each.requires_grad and each.device == device]
             new = [each for each in trained if not optimizer.state.get(each)]
-            state_bytes += sum(each.nbytes * needs.state.get((index, each.dim()), MOMENTS) for each in new)
+            state_bytes += sum(needs.state_bytes(each, index, MOMENTS) for each in new)
             stepped += trained
         gradients_bytes = sum(each.nbytes for each in stepped if gradient_of(each) is None)
         return int(state_bytes), gradients_bytes + needs.temporary_bytes(stepped)

@@ -155,12 +155,36 @@ def test_what_a_step_takes_is_found_without_it() -> None:
     together, apart = (needs_of(each, plain_step(each)) for each in (of_lists, one_by_one))
     assert together is not None
     assert apart is not None
-    assert together.state == {(0, 2): 2.0, (0, 1): 2.0}
-    assert apart.state == {(0, 2): 1.0, (0, 1): 1.0}
+    assert together.state == {(0, 2): (2.0, 0.0), (0, 1): (2.0, 0.0)}
+    assert apart.state == {(0, 2): (1.0, 0.0), (0, 1): (1.0, 0.0)}
     assert (together.beside, apart.beside) == (1.0, 0.0)
     assert not of_lists.state
     assert not one_by_one.state
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Mixing(torch.optim.Optimizer):
+    """Has a matrix for each side of a parameter, as Shampoo has."""
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state["sides"] = [torch.eye(side) for side in parameter.shape]
+
+
+def test_state_that_grows_with_a_side_is_thought_to() -> None:
+    parameters = [nn.Parameter(torch.zeros(300, 100)), nn.Parameter(torch.zeros(500))]
+    optimizer = Mixing(parameters)
+    needs = needs_of(optimizer, plain_step(optimizer))
+    assert needs is not None
+    matrix, vector = (needs.state_bytes(each, 0, 2) for each in parameters)
+    assert matrix == pytest.approx(4 * (300**2 + 100**2), rel=0.1)
+    assert vector == pytest.approx(4 * 500**2, rel=0.1)
 
 
 def test_what_cannot_be_copied_tells_nothing() -> None:

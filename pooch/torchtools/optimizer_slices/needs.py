@@ -20,6 +20,7 @@ from .trial import no_hooks_seen
 
 _FEW = 2  # parameters of a kind, and then twice as many: what grows with them is there for all of them at once
 _LONGEST = 16  # side of a small parameter that has the proportions of a large one
+_GROWING = 1.5  # times as much state for each byte of a parameter with twice the side; less is due to rounded sides
 _LEAST_BYTES = 9  # what has fewer is a count or a rate, of whatever size the parameter is
 
 _WeakReference: Any = StorageWeakRef  # which has no types
@@ -32,14 +33,26 @@ class StepNeeds:
     """What stepping parameters takes beside them and their gradients, for each of their bytes.
 
     Attributes:
-        state: State that a first step makes, by the number of a parameter's group and of its dimensions.
+        state: State that a first step makes, by the number of a parameter's group and of its dimensions: a factor, and
+            one that is multiplied by the longest side, which matrices have that mix the numbers of a side.
         alone: Temporary tensors in the step of a parameter.
         beside: Those of each other parameter that is stepped together with it: 0 if they come one after the other.
     """
 
-    state: Mapping[_Kind, float]
+    state: Mapping[_Kind, tuple[float, float]]
     alone: float
     beside: float
+
+    def state_bytes(self, parameter: torch.Tensor, group_index: int, default: float) -> float:
+        """Return how many bytes of state there are for a parameter.
+
+        Args:
+            parameter: The parameter.
+            group_index: The number of its group.
+            default: What is thought of parameters of which there was none like it.
+        """
+        factor, by_side = self.state.get((group_index, parameter.dim()), (default, 0.0))
+        return float(parameter.nbytes * (factor + by_side * max(1, *parameter.shape, 1)))
 
     def temporary_bytes(self, parameters: Iterable[torch.Tensor]) -> int:
         """Return how many bytes of temporary tensors there are at once where parameters are stepped together."""
@@ -55,8 +68,9 @@ def needs_of(optimizer: Optimizer, plain: Step) -> StepNeeds | None:
         optimizer: The optimizer, of which nothing is read but settings and shapes.
         plain: The step that its class defines.
     """
-    few, more = (
-        [_samples_of(group["params"], count) for group in optimizer.param_groups] for count in (_FEW, 2 * _FEW)
+    few, more, small = (
+        [_samples_of(group["params"], count, longest) for group in optimizer.param_groups]
+        for count, longest in ((_FEW, _LONGEST), (2 * _FEW, _LONGEST), (_FEW, _LONGEST // 2))
     )
     devices = {sample.device for group in few for sample in group} | {torch.device("cpu")}
     if len(devices) > 2 or not any(few):
@@ -65,7 +79,7 @@ def needs_of(optimizer: Optimizer, plain: Step) -> StepNeeds | None:
     try:
         with _disable_current_modes(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _found(small_copy(optimizer, few), small_copy(optimizer, more), plain, few, more)
+            return _found(*(_Stepped(optimizer, plain, samples) for samples in (few, more, small)))
     except Exception:  # noqa: BLE001
         return None
     finally:
@@ -73,45 +87,67 @@ def needs_of(optimizer: Optimizer, plain: Step) -> StepNeeds | None:
             state.restore(device)
 
 
-def _samples_of(parameters: Sequence[torch.Tensor], count: int) -> tuple[Sample, ...]:
-    """Return samples in the proportions of the largest parameter of each number of dimensions."""
+def _samples_of(parameters: Sequence[torch.Tensor], count: int, longest: int) -> tuple[Sample, ...]:
+    """Return samples in the proportions of the largest parameter of each number of dimensions.
+
+    Args:
+        parameters: The parameters.
+        count: How many there are to be of each.
+        longest: Their longest side.
+    """
     largest: dict[int, torch.Tensor] = {}
     for parameter in parameters:
         if parameter.requires_grad and parameter.nbytes > getattr(largest.get(parameter.dim()), "nbytes", 0):
             largest[parameter.dim()] = parameter
-    return tuple(_sample(each) for each in largest.values() for _ in range(count))
+    return tuple(_sample(each, longest) for each in largest.values() for _ in range(count))
 
 
-def _sample(parameter: torch.Tensor) -> Sample:
-    divisor = max(1, *parameter.shape) / _LONGEST if parameter.dim() else 1
+def _sample(parameter: torch.Tensor, longest: int) -> Sample:
+    divisor = max(1, *parameter.shape) / longest if parameter.dim() else 1
     shape = tuple(max(1, round(size / divisor)) if divisor > 1 else size for size in parameter.shape)
     return Sample(shape, parameter.dtype, parameter.device, type(parameter), True)
 
 
-def _found(few: Optimizer, more: Optimizer, plain: Step, *samples: Sequence[Sequence[Sample]]) -> StepNeeds:
-    with no_hooks_seen(few, more):
-        few_bytes, more_bytes = (
-            _temporary_bytes(copy, each, plain) for copy, each in zip((few, more), samples, strict=True)
-        )
-    state: dict[_Kind, float] = {}
-    for index, group in enumerate(few.param_groups):
-        for parameter in group["params"]:
-            made_bytes = sum(map(_long_bytes, find_tensors(few.state.get(parameter, {}))))
-            kind = index, parameter.dim()
-            state[kind] = max(state.get(kind, 0.0), made_bytes / parameter.nbytes)
-    sizes = [parameter.nbytes for group in few.param_groups for parameter in group["params"]]
-    beside = max(0, more_bytes - few_bytes) / sum(sizes)  # twice as many of them
-    alone = few_bytes / max(sizes) - beside * (sum(sizes) / max(sizes) - 1)
+class _Stepped:
+    """A copy of an optimizer that has made a step.
+
+    Args:
+        optimizer: The optimizer.
+        plain: The step that its class defines.
+        samples: What the parameters of the copy are like.
+
+    Attributes:
+        temporary_bytes: How many bytes there were at once in the step that are not there after it.
+        sizes: The bytes of the parameters.
+        state: How many bytes of state there are for each of a parameter's, by its kind, and its longest side.
+    """
+
+    def __init__(self, optimizer: Optimizer, plain: Step, samples: Sequence[Sequence[Sample]]) -> None:
+        copy = small_copy(optimizer, samples)
+        set_gradients(copy, samples, 0)
+        with no_hooks_seen(copy), _Making() as making:
+            plain(copy)
+            making.look()
+        self.temporary_bytes = int(making.peak_bytes - making.live_bytes)
+        self.sizes = [parameter.nbytes for group in copy.param_groups for parameter in group["params"]]
+        self.state: dict[_Kind, tuple[float, int]] = {}
+        for index, group in enumerate(copy.param_groups):
+            for parameter in group["params"]:
+                made_bytes = sum(map(_long_bytes, find_tensors(copy.state.get(parameter, {}))))
+                self.state[index, parameter.dim()] = made_bytes / parameter.nbytes, max(1, *parameter.shape, 1)
+
+
+def _found(few: _Stepped, more: _Stepped, small: _Stepped) -> StepNeeds:
+    state: dict[_Kind, tuple[float, float]] = {}
+    for kind, (factor, side) in few.state.items():
+        small_factor, small_side = small.state[kind]
+        is_growing = side > small_side and factor > _GROWING * small_factor
+        by_side = (factor - small_factor) / (side - small_side) if is_growing else 0.0
+        state[kind] = factor - by_side * side, by_side
+    largest_bytes, all_bytes = max(few.sizes), sum(few.sizes)
+    beside = max(0, more.temporary_bytes - few.temporary_bytes) / all_bytes  # twice as many of them
+    alone = few.temporary_bytes / largest_bytes - beside * (all_bytes / largest_bytes - 1)
     return StepNeeds(state, max(0.0, alone), beside)
-
-
-def _temporary_bytes(copy: Optimizer, samples: Sequence[Sequence[Sample]], plain: Step) -> int:
-    """Return how many bytes there were at once in a step that are not there after it."""
-    set_gradients(copy, samples, 0)
-    with _Making() as making:
-        plain(copy)
-        making.look()
-    return int(making.peak_bytes - making.live_bytes)
 
 
 class _Making(TorchDispatchMode):
