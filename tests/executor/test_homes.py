@@ -407,6 +407,16 @@ def test_tensors_are_made_like_one_that_has_a_home(apart: Apart, make: Any) -> N
         assert torch.equal(made, expected)
 
 
+def test_the_type_of_what_has_a_home_is_known(apart: Apart) -> None:
+    single, double = fresh(), torch.nn.Parameter(fresh().double())
+    for tensor in (single, double):
+        apart.add(tensor)
+    kinds = (torch.FloatTensor, torch.DoubleTensor, torch.LongTensor, torch.cuda.FloatTensor, torch.Tensor)
+    assert [isinstance(single, kind) for kind in kinds] == [True, False, False, False, True]
+    assert [isinstance(double.data[0], kind) for kind in kinds] == [False, True, False, False, True]
+    assert [isinstance(3, kind) for kind in kinds] == [False] * 5
+
+
 def test_uses_are_noted_in_their_order(library: Any, apart: Apart) -> None:
     one, other = fresh(), fresh()
     homes = [apart.add(one), apart.add(other)]

@@ -17,7 +17,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -122,6 +122,19 @@ def _makes_alike(original: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
+def _know_types(module: ModuleType) -> None:
+    """Have `isinstance(tensor, torch.FloatTensor)` be what it is without our key, by which PyTorch tells the type."""
+    kinds = type(torch.FloatTensor)
+    original: Any = vars(kinds)["__instancecheck__"]
+    if isinstance(original, FunctionType):
+        return  # another copy of this package has done it
+
+    def is_instance(kind: Any, value: Any) -> bool:
+        return value.type() == torch.typename(kind) if is_marked(value) else bool(original(kind, value))
+
+    module.set_in_type(kinds, "__instancecheck__", is_instance)
+
+
 _KEY_IS_OURS = StandIns(
     # PyTorch 2.14 takes all tensors with the key that marks ours for fake ones, of which it prints and saves no values.
     Place(torch._C, "_is_fake_tensor", _knows_fake),
@@ -140,6 +153,7 @@ def _loaded() -> ModuleType | None:
     loader.exec_module(module)
     module.use(_described, settings_now, refuse, changed_in_place)
     _KEY_IS_OURS.use(module)
+    _know_types(module)
     HANDLES.add(module.Handle)
     return module
 
