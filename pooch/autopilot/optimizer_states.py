@@ -128,10 +128,27 @@ class OptimizerStates:
         for index, group in enumerate(optimizer.param_groups):
             trained = [each for each in group["params"] if each.requires_grad and each.device == device]
             new = [each for each in trained if not optimizer.state.get(each)]
-            state_bytes += sum(needs.state_bytes(each, index, MOMENTS) for each in new)
+            state_bytes += sum(needs.state_bytes(each, index, MOMENTS) + needs.kept * each.nbytes for each in new)
             stepped += trained
         gradients_bytes = sum(each.nbytes for each in stepped if gradient_of(each) is None)
         return int(state_bytes), gradients_bytes + needs.temporary_bytes(stepped)
+
+    @staticmethod
+    def staying_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+        """Return the bytes of state that cannot leave before the next step ends, if that stays whole. 0: it is unknown.
+
+        Args:
+            optimizer: The optimizer.
+            device: Where bytes count.
+        """
+        needs = _needs_of(optimizer)
+        staying = [
+            needs.kept * each.nbytes + (0.0 if needs.asks else needs.state_bytes(each, index, MOMENTS))
+            for index, group in enumerate(optimizer.param_groups)
+            for each in group["params"]
+            if each.requires_grad and each.device == device and not optimizer.state.get(each)
+        ]
+        return int(sum(staying))
 
     def _to_come(self, trained: Sequence[torch.nn.Parameter]) -> Iterator[tuple[torch.Tensor, int]]:
         """Yield the parameters that optimizers of a known kind step, with the bytes of state that each has to come."""

@@ -9,8 +9,10 @@ import torch
 
 from ..executor.persistent import PersistentMemory
 from ..ground.errors import UsageError
+from ..ground.units import format_bytes
 from ..torchtools.optimizer_slices import OptimizerSlices
 from .coming_states import place_makers, take_makers_away
+from .optimizer_states import OptimizerStates
 
 
 class SlicedOptimizers:
@@ -48,11 +50,23 @@ class SlicedOptimizers:
         place_makers(optimizer, memory)
         around = _around(weakref.ref(memory), weakref.ref(optimizer))
         try:
-            slices = OptimizerSlices(optimizer, slice_bytes, **around, tell=self._tell)
+            slices = OptimizerSlices(optimizer, slice_bytes, **around, tell=self._telling(optimizer, memory.device))
             slices.attach()
         except UsageError:
             return  # it hands its steps to another one, which is found as well
         self.by_optimizer[optimizer] = slices
+
+    def _telling(self, optimizer: torch.optim.Optimizer, device: torch.device) -> Callable[[str], None]:
+        """Return what tells why steps are not cut, with what such a step makes that cannot leave before it ends."""
+        of, tell = weakref.ref(optimizer), self._tell
+
+        def telling(text: str) -> None:
+            stepped = of()
+            staying_bytes = 0 if stepped is None else OptimizerStates.staying_bytes(stepped, device)
+            rest = f"; until it ends, about {format_bytes(staying_bytes)} stay that it makes" if staying_bytes else ""
+            tell(text + rest)
+
+        return telling
 
     def end(self) -> list[torch.optim.Optimizer]:
         """Have all steps run as before, and return whose these are."""

@@ -97,6 +97,11 @@ class PersistentMemory:
         library.take_uses()
 
     @property
+    def device(self) -> torch.device:
+        """Where what may leave is."""
+        return self._evictor.device
+
+    @property
     def moved_bytes(self) -> int:
         """The bytes that have left and come back so far."""
         moved = self.values.moved

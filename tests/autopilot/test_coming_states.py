@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import pooch
+from pooch.ground.units import format_bytes
 from pooch.torchtools import watch
 from pooch.torchtools.tensors import find_tensors
 from tests.autopilot.test_persistence import WIDTH, contents, network
@@ -64,6 +65,34 @@ class Looking(torch.optim.Optimizer):
             state = self.state[parameter]
             state["m"].lerp_(parameter.grad, 0.04)
             parameter.add_(state["m"].div(state["h"]).clamp_(-1, 1), alpha=-1e-3)
+
+
+class Putting(Clipping):
+    """Puts its state there without asking for it."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            if parameter not in self.state:
+                self.state[parameter] = {"noise": torch.zeros_like(parameter), "mean": torch.zeros_like(parameter)}
+            state = self.state[parameter]
+            state["noise"].lerp_(torch.randn_like(parameter), 0.1)
+            state["mean"].lerp_(parameter.grad, 0.1)
+            parameter.add_(state["mean"].add(state["noise"]), alpha=-1e-3)
+
+
+class Holding(Clipping):
+    """Holds moments in a list of its own."""
+
+    moments: list[torch.Tensor] | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        parameters = self.param_groups[0]["params"]
+        if self.moments is None:
+            self.moments = [torch.zeros_like(parameter) for parameter in parameters]
+        for parameter, moment in zip(parameters, self.moments, strict=True):
+            parameter.sub_(moment.lerp_(parameter.grad, 0.1), alpha=1e-3)
 
 
 def _trained(model: nn.Module, optimizer: Any) -> None:
@@ -122,6 +151,26 @@ def test_state_leaves_as_it_is_made(kind: str) -> None:
     found, between_bytes, peak_bytes = trained(kind, budget_bytes)
     assert found == plain
     assert max(between_bytes, peak_bytes) <= budget_bytes
+
+
+@pytest.mark.parametrize(("kind", "moments"), [(Putting, 2), (Holding, 1), (Clipping, 0)])
+def test_what_cannot_leave_before_a_whole_step_ends_is_told_beforehand(kind: Any, moments: int) -> None:
+    before_bytes, told = live_before(), list[str]()
+    model = network()
+    optimizer = kind(model.parameters())
+    parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    states: list[int] = []
+
+    def tell(text: str) -> None:
+        if "at once" in text:
+            told.append(text)
+            states.append(len(optimizer.state))
+
+    with pooch.auto(model, before_bytes + 2 * parameters_bytes, optimizer, tell=tell):
+        _trained(model, optimizer)
+    expected = f"; until it ends, about {format_bytes(moments * parameters_bytes)} stay that it makes"
+    assert told[0].endswith(expected) is (moments > 0), told
+    assert states[0] == 0
 
 
 def test_state_that_the_program_replaces_leaves_in_the_next_step() -> None:

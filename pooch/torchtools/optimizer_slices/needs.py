@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,11 +38,15 @@ class StepNeeds:
             one that is multiplied by the longest side, which matrices have that mix the numbers of a side.
         alone: Temporary tensors in the step of a parameter.
         beside: Those of each other parameter that is stepped together with it: 0 if they come one after the other.
+        kept: What it keeps elsewhere than in its state, as in lists of its own.
+        asks: Whether it asks its `state` for that of each parameter which has none.
     """
 
     state: Mapping[_Kind, tuple[float, float]]
     alone: float
     beside: float
+    kept: float = 0.0
+    asks: bool = True
 
     def state_bytes(self, parameter: torch.Tensor, group_index: int, default: float) -> float:
         """Return how many bytes of state there are for a parameter.
@@ -120,21 +125,33 @@ class _Stepped:
         temporary_bytes: How many bytes there were at once in the step that are not there after it.
         sizes: The bytes of the parameters.
         state: How many bytes of state there are for each of a parameter's, by its kind, and its longest side.
+        kept_bytes: How many bytes it has made and holds elsewhere.
+        asks: As in `StepNeeds`.
     """
 
     def __init__(self, optimizer: Optimizer, plain: Step, samples: Sequence[Sequence[Sample]]) -> None:
         copy = small_copy(optimizer, samples)
         set_gradients(copy, samples, 0)
+        asked: list[dict[str, Any]] = []
+
+        def asks() -> dict[str, Any]:
+            asked.append({})
+            return asked[-1]
+
+        copy.state = defaultdict(asks)
         with no_hooks_seen(copy), _Making() as making:
             plain(copy)
             making.look()
         self.temporary_bytes = int(making.peak_bytes - making.live_bytes)
         self.sizes = [parameter.nbytes for group in copy.param_groups for parameter in group["params"]]
         self.state: dict[_Kind, tuple[float, int]] = {}
+        self.kept_bytes = making.live_bytes
         for index, group in enumerate(copy.param_groups):
             for parameter in group["params"]:
                 made_bytes = sum(map(_long_bytes, find_tensors(copy.state.get(parameter, {}))))
+                self.kept_bytes -= made_bytes
                 self.state[index, parameter.dim()] = made_bytes / parameter.nbytes, max(1, *parameter.shape, 1)
+        self.asks = len(asked) >= len(self.sizes)
 
 
 def _found(few: _Stepped, more: _Stepped, small: _Stepped) -> StepNeeds:
@@ -147,7 +164,7 @@ def _found(few: _Stepped, more: _Stepped, small: _Stepped) -> StepNeeds:
     largest_bytes, all_bytes = max(few.sizes), sum(few.sizes)
     beside = max(0, more.temporary_bytes - few.temporary_bytes) / all_bytes  # twice as many of them
     alone = few.temporary_bytes / largest_bytes - beside * (all_bytes / largest_bytes - 1)
-    return StepNeeds(state, max(0.0, alone), beside)
+    return StepNeeds(state, max(0.0, alone), beside, max(0, few.kept_bytes) / all_bytes, few.asks)
 
 
 class _Making(TorchDispatchMode):
