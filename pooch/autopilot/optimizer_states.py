@@ -9,9 +9,11 @@ from types import FrameType
 
 import torch
 
-from ..executor.slices import TEMPORARIES, known_moments
+from ..executor.slices import MOMENTS, TEMPORARIES, known_moments
+from ..ground.errors import UsageError
 from ..ground.live_objects import live_objects
-from ..torchtools.tensors import find_tensors, tensor_bytes
+from ..torchtools.optimizer_slices import StepNeeds, needs_of, plain_step
+from ..torchtools.tensors import find_tensors, gradient_of, tensor_bytes
 from ..torchtools.threads import OwnThread, is_alone
 
 
@@ -46,19 +48,13 @@ class OptimizerStates:
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # without being attached
         self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models whose optimizers were looked for
         self._threads: weakref.WeakKeyDictionary[torch.optim.Optimizer, OwnThread] = weakref.WeakKeyDictionary()
-        self._states: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()  # ids
+        self._sizes: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step in this thread, as one that was made after the others were found."""
         self._threads[optimizer] = OwnThread()
         if optimizer not in self._attached:
             self._stepped.add(optimizer)
-
-    def is_other(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer's state is another one than when this was last asked, as where one was loaded."""
-        last_one, this_one = self._states.get(optimizer), id(optimizer.state)
-        self._states[optimizer] = this_one
-        return last_one not in (None, this_one)
 
     def to_attach(self, models: Sequence[torch.nn.Module], device: torch.device) -> list[torch.optim.Optimizer]:
         """Return the optimizers that are not attached of what is found: of some models, given, and that have stepped.
@@ -83,10 +79,13 @@ class OptimizerStates:
         What another thread trains is left out: PyTorch ends the process if a gradient is read while that goes.
         """
         known = {id(each) for each in parameters_of([*models, *self._known])}
-        are_all_here = is_alone()
-        own = [each for each in list(self._attached) if are_all_here or self._steps_here(each)]
-        stepped = [each for optimizer in own for each in stepped_by(optimizer)]
+        stepped = [each for optimizer in self.own() for each in stepped_by(optimizer)]
         return [each for each in stepped if id(each) not in known]
+
+    def own(self) -> list[torch.optim.Optimizer]:
+        """Return the attached optimizers but for those that another thread steps."""
+        are_all_here = is_alone()
+        return [each for each in list(self._attached) if are_all_here or self._steps_here(each)]
 
     def _steps_here(self, optimizer: torch.optim.Optimizer) -> bool:
         thread = self._threads.get(optimizer)
@@ -125,6 +124,50 @@ class OptimizerStates:
         trained = [each for each in parameters_of(models) if each.requires_grad]
         return sum(size_bytes for _, size_bytes in self._to_come(trained))
 
+    def is_like_before(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer that is about to step has as many parameters and states as when this was last asked."""
+        size = sum(len(group["params"]) for group in optimizer.param_groups), len(optimizer.state)
+        before, self._sizes[optimizer] = self._sizes.get(optimizer), size
+        return before == size
+
+    @staticmethod
+    def made_by_step(optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[int, int]:
+        """Return the bytes of state that an optimizer's next step makes, and of all else that it takes at once.
+
+        A copy of the optimizer makes a step on small parameters, which tells it of any kind. Where that cannot be, it
+        is thought to take two moments.
+
+        Args:
+            optimizer: The optimizer.
+            device: Where bytes count.
+        """
+        needs = _needs_of(optimizer)
+        stepped, state_bytes = list[torch.Tensor](), 0.0
+        for index, group in enumerate(optimizer.param_groups):
+            trained = [each for each in group["params"] if each.requires_grad and each.device == device]
+            new = [each for each in trained if not optimizer.state.get(each)]
+            state_bytes += sum(needs.state_bytes(each, index, MOMENTS) + needs.kept * each.nbytes for each in new)
+            stepped += trained
+        gradients_bytes = sum(each.nbytes for each in stepped if gradient_of(each) is None)
+        return int(state_bytes), gradients_bytes + needs.temporary_bytes(stepped)
+
+    @staticmethod
+    def staying_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+        """Return the bytes of state that cannot leave before the next step ends, if that stays whole. 0: it is unknown.
+
+        Args:
+            optimizer: The optimizer.
+            device: Where bytes count.
+        """
+        needs = _needs_of(optimizer)
+        staying = [
+            needs.kept * each.nbytes + (0.0 if needs.asks else needs.state_bytes(each, index, MOMENTS))
+            for index, group in enumerate(optimizer.param_groups)
+            for each in group["params"]
+            if each.requires_grad and each.device == device and not optimizer.state.get(each)
+        ]
+        return int(sum(staying))
+
     def _to_come(self, trained: Sequence[torch.nn.Parameter]) -> Iterator[tuple[torch.Tensor, int]]:
         """Yield the parameters that optimizers of a known kind step, with the bytes of state that each has to come."""
         numbers = {id(parameter) for parameter in trained}
@@ -137,6 +180,14 @@ class OptimizerStates:
             for parameter in stepped_by(optimizer):
                 if id(parameter) in numbers:
                     yield parameter, 0 if parameter in optimizer.state else moments * parameter.nbytes
+
+
+def _needs_of(optimizer: torch.optim.Optimizer) -> StepNeeds:
+    try:
+        needs = needs_of(optimizer, plain_step(optimizer))
+    except UsageError:
+        needs = None  # it hands its steps to another one
+    return StepNeeds({}, TEMPORARIES, 0) if needs is None else needs
 
 
 def stepped_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

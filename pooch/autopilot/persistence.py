@@ -28,6 +28,7 @@ from ..machine.persistent import Kind, Moved
 from ..torchtools.calls import compiled_part
 from ..torchtools.standing_aside import CallsEverywhere
 from ..torchtools.tensors import gradient_of
+from ..torchtools.threads import is_alone
 from ..torchtools.watch import LIBRARY, unmark
 from .optimizer_states import OptimizerStates, is_on, is_stepping, parameters_of, stepped_by
 from .persistent_needs import PersistentNeeds
@@ -73,11 +74,12 @@ class Persistence:
         self._has_missed = False  # whether the budget was passed in the last step, or in an optimizer's after it
         self._has_passed_by = False  # whether that was not under it
         self._hook = register_optimizer_step_post_hook(weakly(self.optimizer_stepped))
-        self._before_steps: RemovableHandle | None = None
+        self._before_steps: RemovableHandle = register_optimizer_step_pre_hook(weakly(self.optimizer_steps))
         self._calls = CallsEverywhere(weakly(self.compiled_call_begins))
         self._models: Sequence[weakref.ref[torch.nn.Module]] = ()
         self._unseen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models, until a step begins
         self._known_bytes: int | None = None  # the budget when the step before began
+        self._is_budget_known, self._share = False, 0.0  # what more it will have for each byte of state to come
         self._needs = PersistentNeeds(evictor, self.states)
         self._data = ProgramData(evictor, self._say)
         self._slice_bytes = 0
@@ -103,10 +105,13 @@ class Persistence:
             quiet_steps: Runs these natively, if anything does.
         """
         stepped: Callable[..., None] = weakly(self.optimizer_stepped)
+        steps: Callable[..., None] = weakly(self.optimizer_steps)
+        if quiet_steps is not None:  # which has the same to ask before an optimizer's step as after it
+            stepped, steps = quiet_steps.after_step(stepped), quiet_steps.after_step(steps)
         self._hook.remove()
-        self._hook = register_optimizer_step_post_hook(
-            stepped if quiet_steps is None else quiet_steps.after_step(stepped)
-        )
+        self._before_steps.remove()
+        self._hook = register_optimizer_step_post_hook(stepped)
+        self._before_steps = register_optimizer_step_pre_hook(steps)
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note that an optimizer has made a step, with as much state as it will have."""
@@ -117,14 +122,34 @@ class Persistence:
             self._tell_of_unseen(optimizer)
 
     def optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Have an optimizer step in slices that was not known when the step began, as one that was made since."""
+        """Have an optimizer step in slices that was not known when the step began, as one that was made since.
+
+        If its first step would pass the budget with the state that it makes, things leave from here on.
+        """
+        if torch.compiler.is_compiling():
+            return
         memory = self.memory
-        is_known = memory is None or optimizer in self._sliced.by_optimizer or torch.compiler.is_compiling()
-        if memory is None or is_known or not is_on(optimizer, self._evictor.device):
+        if memory is None and not self.states.is_like_before(optimizer):
+            memory = self._begin_before(optimizer)
+        if memory is None or optimizer in self._sliced.by_optimizer or not is_on(optimizer, self._evictor.device):
             return
         memory.adopt_stepped(stepped_by(optimizer))
         self._sliced.add(optimizer, memory, self._slice_bytes)
         memory.make_room()
+
+    def _begin_before(self, optimizer: torch.optim.Optimizer) -> PersistentMemory | None:
+        """Have things leave from an optimizer's step on if it would pass the budget."""
+        budget_bytes = self._evictor.budget_bytes
+        may_begin = self._is_budget_known and self._may_begin() and is_on(optimizer, self._evictor.device)
+        if not (may_begin and self._needs.is_passed_by_step(optimizer, budget_bytes, self._share)):
+            return None
+        models = self._living() if is_alone() else []
+        memory = self._begin(models, budget_bytes)
+        if memory is not None:
+            memory.begin_step(models)
+            self._attach(models, memory)
+            memory.make_room()
+        return memory
 
     def step_passed_by(self) -> None:
         """Note that a step was not under the budget, and that this was told: what it took is no reason for anything."""
@@ -230,6 +255,7 @@ class Persistence:
         self._unseen.clear()
         self._has_passed_by = False
         self._models, self._may_resort = [weakref.ref(model) for model in models], True
+        self._is_budget_known, self._share = budget_bytes is not None, 0.0
         if self._has_to_stay():
             return
         has_missed = self._has_missed
@@ -297,6 +323,7 @@ class Persistence:
             budget_bytes: The share of what the first step took, in which the optimizer's state was not there yet.
             share: The share, which that state will have as well.
         """
+        self._is_budget_known, self._share = True, share
         if self.memory is not None or self._has_to_stay():
             return
         models = self._living()
@@ -408,7 +435,6 @@ class Persistence:
             return None
         self._models = [weakref.ref(model) for model in models]
         self._calls.begin()
-        self._before_steps = register_optimizer_step_pre_hook(weakly(self.optimizer_steps))
         self._moved, self._staying_bytes = self.memory.values.moved, self.memory.staying_bytes
         if needed_bytes is not None:
             self.memory.reserve(needed_bytes)
@@ -445,7 +471,8 @@ class Persistence:
         for optimizer in self.states.to_attach(models, self._evictor.device):
             self._sliced.add(optimizer, memory, self._slice_bytes)
             self._say_if_too_large(optimizer, memory)
-        for optimizer in [each for each in list(self._sliced.by_optimizer) if self.states.is_other(each)]:
+        self._sliced.look(memory)
+        for optimizer in self.states.own():  # the program may have put something else there, or loaded it
             memory.adopt_state(optimizer, list(optimizer.state))
         memory.adopt_stepped(self.states.in_no_model(models))
 
@@ -476,12 +503,11 @@ class Persistence:
     def close(self) -> None:
         """Let nothing leave any more: everything is back on the device, or on the host if it does not fit."""
         self._hook.remove()
+        self._before_steps.remove()
         self._end_memory(is_over=True)
 
     def _end_memory(self, *, is_over: bool = False) -> None:
         self._calls.end()
-        if self._before_steps is not None:
-            self._before_steps.remove()
         optimizers = self._sliced.end()
         memory, self.memory = self.memory, None
         if memory is None:

@@ -18,6 +18,7 @@ PLANNED_SHARE = 0.9  # of the room: where parameters and gradients alone take mo
 TIGHT_SHARE = 0.75  # of the room: where what outlives steps takes more, the rest may be too little for a step
 SAFE_SHARE = 0.95  # of the room: what the last steps would have taken with the state, so that it need not leave
 _SIMILAR_STEPS = 8
+_MOST_TIMES = 16  # the size of its parameters: what an optimizer's step takes at most beside them, of whatever kind
 _SLICES_IN_ROOM = 16
 _LEAST_SLICE_BYTES = 2**18
 _MOMENTS_WITH_TEMPORARIES = 2  # an optimizer that keeps as many computes with temporary tensors
@@ -111,6 +112,21 @@ class PersistentNeeds:
         if not needed_bytes <= room_bytes < needed_bytes + most_bytes:
             return needed_bytes > room_bytes
         return needed_bytes + self._states.stepping_bytes(trained) > room_bytes
+
+    def is_passed_by_step(self, optimizer: torch.optim.Optimizer, budget_bytes: int, share: float) -> bool:
+        """Return whether an optimizer's step would pass the budget with the state that comes to be in it.
+
+        Args:
+            optimizer: The optimizer, which is about to step.
+            budget_bytes: The budget.
+            share: What more the budget will have for each byte of that state.
+        """
+        live_bytes = self._evictor.live.now()
+        most_bytes = _MOST_TIMES * sum(each.nbytes for each in stepped_by(optimizer))
+        if live_bytes + most_bytes <= budget_bytes:
+            return False  # without looking closer
+        state_bytes, others_bytes = self._states.made_by_step(optimizer, self._evictor.device)
+        return live_bytes + state_bytes + others_bytes > budget_bytes + share * state_bytes
 
     def too_large(self, optimizer: torch.optim.Optimizer, here_bytes: int) -> tuple[int, int, int] | None:
         """Return the bytes of a parameter whose step alone takes more than there is room for, that, and the room.

@@ -9,7 +9,10 @@ import torch
 
 from ..executor.persistent import PersistentMemory
 from ..ground.errors import UsageError
+from ..ground.units import format_bytes
 from ..torchtools.optimizer_slices import OptimizerSlices
+from .coming_states import place_makers, take_makers_away
+from .optimizer_states import OptimizerStates
 
 
 class SlicedOptimizers:
@@ -27,6 +30,12 @@ class SlicedOptimizers:
         self.by_optimizer: weakref.WeakKeyDictionary[torch.optim.Optimizer, OptimizerSlices] = (
             weakref.WeakKeyDictionary()
         )
+        self._coming: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # whose state leaves as it is made
+
+    def look(self, memory: PersistentMemory) -> None:
+        """Have state leave as it is made that optimizers have got another place for, as where some was loaded."""
+        for optimizer in list(self._coming):
+            place_makers(optimizer, memory)
 
     def add(self, optimizer: torch.optim.Optimizer, memory: PersistentMemory, slice_bytes: int) -> None:
         """Have the steps of an optimizer run in slices, and its state leave.
@@ -37,13 +46,27 @@ class SlicedOptimizers:
             slice_bytes: How much a slice may have.
         """
         memory.adopt_state(optimizer, list(optimizer.state))
+        self._coming.add(optimizer)
+        place_makers(optimizer, memory)
         around = _around(weakref.ref(memory), weakref.ref(optimizer))
         try:
-            slices = OptimizerSlices(optimizer, slice_bytes, **around, tell=self._tell)
+            slices = OptimizerSlices(optimizer, slice_bytes, **around, tell=self._telling(optimizer, memory.device))
             slices.attach()
         except UsageError:
             return  # it hands its steps to another one, which is found as well
         self.by_optimizer[optimizer] = slices
+
+    def _telling(self, optimizer: torch.optim.Optimizer, device: torch.device) -> Callable[[str], None]:
+        """Return what tells why steps are not cut, with what such a step makes that cannot leave before it ends."""
+        of, tell = weakref.ref(optimizer), self._tell
+
+        def telling(text: str) -> None:
+            stepped = of()
+            staying_bytes = 0 if stepped is None else OptimizerStates.staying_bytes(stepped, device)
+            rest = f"; until it ends, about {format_bytes(staying_bytes)} stay that it makes" if staying_bytes else ""
+            tell(text + rest)
+
+        return telling
 
     def end(self) -> list[torch.optim.Optimizer]:
         """Have all steps run as before, and return whose these are."""
@@ -51,6 +74,9 @@ class SlicedOptimizers:
         for slices in list(self.by_optimizer.values()):
             slices.detach()
         self.by_optimizer.clear()
+        for optimizer in list(self._coming):
+            take_makers_away(optimizer)
+        self._coming.clear()
         return optimizers
 
 

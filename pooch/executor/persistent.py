@@ -85,7 +85,9 @@ class PersistentMemory:
         self._numbers: dict[Hashable, int] = {}  # of values, by what they are: the same in each step
         self._homes: dict[int, Any] = {}
         self._hooks: dict[int, Any] = {}  # on parameters, by their ids
-        self._ahead: list[PersistentValue] = []  # what is on its way back ahead of its use
+        self._ahead: dict[PersistentValue, int] = {}  # what comes back ahead of its use, with its last one before that
+        self._spare_bytes = 0  # that reading ahead leaves free: without them, what has come has left again unused
+        self._has_read_in_vain = False  # whether it has in this step
         self._far: list[PersistentValue] = []  # what could leave at this number of uses, what is used last at its end
         self._far_since = -_USES_AHEAD
         self._slices: dict[int, Slice] = {}  # of optimizers' steps that are running, by their threads
@@ -96,6 +98,11 @@ class PersistentMemory:
         self.reads.begin()
         library.use_homes(_bring_back, slice_bytes)
         library.take_uses()
+
+    @property
+    def device(self) -> torch.device:
+        """Where what may leave is."""
+        return self._evictor.device
 
     @property
     def moved_bytes(self) -> int:
@@ -113,6 +120,10 @@ class PersistentMemory:
         """
         with self._evictor.lock:
             self.reads.end_calls()
+            self._ahead.clear()
+            if not self._has_read_in_vain:
+                self._spare_bytes //= 2
+            self._has_read_in_vain = False
             for value in self.values:
                 if value.ticket is not None and value.ticket.is_done():  # it may hold what the program has released
                     self._evictor.store.finish_out(value, self._evictor.stats)
@@ -302,13 +313,23 @@ class PersistentMemory:
         """Start to bring back what is used next, in place of what is used much later if there is no room."""
         live = self._evictor.live
         budget_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes
-        self._ahead = [value for value in self._ahead if value.state == "returning"]
-        for value in islice(self.values.used_next(_USES_AHEAD), _COPIES_AHEAD - len(self._ahead)):
-            missing_bytes = live.recent() + 2 * value.size_bytes - budget_bytes
+        self._look_at_what_came()
+        under_way = sum(value.state == "returning" for value in self._ahead)
+        for value in islice(self.values.used_next(_USES_AHEAD), max(0, _COPIES_AHEAD - under_way)):
+            missing_bytes = live.recent() + 2 * value.size_bytes + self._spare_bytes - budget_bytes
             if missing_bytes > 0 and not self._leave_ahead(missing_bytes, self.values.distance(value)):
                 return
             self._evictor.store.start_in(value, self._evictor.stats)
-            self._ahead.append(value)
+            self._ahead[value] = value.last_use
+
+    def _look_at_what_came(self) -> None:
+        """Leave more free from here on if something that came back ahead of its use has left again before that."""
+        for value, last_use in list(self._ahead.items()):
+            is_used, is_away = value.last_use != last_use, value.state == "away"
+            if is_used or is_away or value.is_gone:
+                del self._ahead[value]
+            if is_away and not (is_used or value.is_gone):
+                self._spare_bytes, self._has_read_in_vain = self._spare_bytes + value.size_bytes, True
 
     def _leave_ahead(self, missing_bytes: int, distance: float) -> bool:
         """Let leave what is used last, where nobody has to wait for that, and return whether so many bytes are free.
@@ -465,7 +486,8 @@ class PersistentMemory:
         _MEMORIES.discard(self)
         if lost is not None:
             raise lost
-        self._ahead, self._far = [], []
+        self._ahead.clear()
+        self._far = []
         self.values.clear()
 
 

@@ -13,10 +13,17 @@ from ..torchtools.tensors import find_tensors, has_plain_storage, storage_key, t
 from .evictor import Evictor
 from .rooms import Rooms
 
-_MOMENTS = 2  # times the size of a parameter: what its state is thought to take where that is not known
+MOMENTS = 2  # times the size of a parameter: what its state is thought to take where that is not known
 MOST_MOMENTS = 3  # of those that are known
 TEMPORARIES = 2  # times the size of its parameters: what a slice needs beside what it changes
-_TWO_MOMENTS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam)
+_TWO_MOMENTS = (
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.SparseAdam,
+)
 
 
 def known_moments(optimizer: torch.optim.Optimizer) -> int | None:
@@ -28,6 +35,8 @@ def known_moments(optimizer: torch.optim.Optimizer) -> int | None:
         return int(any(group["momentum"] for group in groups))
     if kind is torch.optim.RMSprop:
         return 1 + any(group["momentum"] for group in groups) + any(group["centered"] for group in groups)
+    if kind in (torch.optim.ASGD, torch.optim.Muon):
+        return 1
     return 2 if kind in (torch.optim.Adadelta, torch.optim.Rprop) else None
 
 
@@ -36,7 +45,7 @@ def stepping_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.
     parameters = list(parameters)
     new = sum(each.nbytes for each in parameters if not optimizer.state.get(each))
     moments = known_moments(optimizer)
-    return TEMPORARIES * sum(each.nbytes for each in parameters) + (_MOMENTS if moments is None else moments) * new
+    return TEMPORARIES * sum(each.nbytes for each in parameters) + (MOMENTS if moments is None else moments) * new
 
 
 class Slice:

@@ -381,15 +381,15 @@ class Uses:
         index = bisect_left(places, place)
         return places[index] - place if index < len(places) else self.length - place + places[0]
 
-    def following(self, now: int, count: int) -> Iterator[int]:
-        """Yield the numbers of those that are used next.
+    def following(self, now: int, count: int) -> Iterator[tuple[int, bool]]:
+        """Yield the numbers of those that are used next, and whether that is in the next step.
 
         Args:
             now: How many uses there were in this step.
             count: How many uses are looked at.
         """
         for place in range(now, now + min(count, self.length)):
-            yield self.order[place % self.length]
+            yield self.order[place % self.length], place >= self.length
 
 
 class PersistentValues:
@@ -467,12 +467,17 @@ class PersistentValues:
     def used_next(self, count: int) -> Iterator[PersistentValue]:
         """Yield those that will be used next, the nearest first, if they are away.
 
+        The state of optimizers is used at the end of a step, and leaves as the next one begins. So that of the next
+        step is not among them before it has begun.
+
         Args:
             count: How many uses are looked at.
         """
-        for number in self._uses.following(self._count_uses(), count):
+        for number, is_in_next_step in self._uses.following(self._count_uses(), count):
             value = self._numbered.get(number)
-            if value is not None and value.state == "away" and not value.is_gone:
+            if value is None or (is_in_next_step and value.kind == "state"):
+                continue
+            if value.state == "away" and not value.is_gone:
                 yield value
 
     def farthest(self) -> list[PersistentValue]:

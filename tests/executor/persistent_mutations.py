@@ -52,7 +52,7 @@ DATA = (
     Mutation("what a step is given stays", _WHEN, "        elif is_due or self._has_begun:", "        elif is_due:"),
     Mutation("all objects are looked through in each step", _WHEN, "        self._next_look = 2 * self._misses\n", ""),
     Mutation("data leaves in later steps alone", "autopilot/persistence.py", "self._data.leaves_now(library, followed, self._memory_now) or has_state", "has_state"),
-    Mutation("nothing can be made like data", "torchtools/watch/__init__.py", " if is_marked(self) else self", " if False else self"),
+    Mutation("nothing can be made like data", "torchtools/watch/__init__.py", "in (torch.Tensor, torch.nn.Parameter) and is_marked(tensor):", "in () and is_marked(tensor):"),
 )  # fmt: skip
 MEMORY = (
     Mutation("what has views is given a home", _MEMORY, "if not why and self.library.tensors_beside(tensor) > 1 + len(others):", "if False:"),

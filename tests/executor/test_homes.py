@@ -380,6 +380,43 @@ def test_views_of_what_has_a_home_are_watched_and_copies_are_not(library: Any, a
         assert not library.is_marked(other)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda tensor: tensor.new(2, 3).zero_(),
+        lambda tensor: tensor.new([1.5, 2]),
+        lambda tensor: tensor.new(torch.ones(3, dtype=tensor.dtype)),
+        lambda tensor: tensor.new(),
+        lambda tensor: tensor.new_tensor([1.5, 2]),
+        lambda tensor: tensor.new_tensor(3, dtype=torch.int64),
+        lambda tensor: tensor.new_tensor(data=2.5, requires_grad=True),
+        lambda tensor: tensor[0].detach().new(4).fill_(2),
+    ],
+)
+def test_tensors_are_made_like_one_that_has_a_home(apart: Apart, make: Any) -> None:
+    """As recurrent networks do with their first parameter, and optimizers with gradients."""
+    for tensor in (fresh(), torch.nn.Parameter(fresh().double())):
+        expected = make(tensor)
+        apart.add(tensor)
+        made = make(tensor)
+        assert (made.dtype, made.device, made.requires_grad) == (
+            expected.dtype,
+            expected.device,
+            expected.requires_grad,
+        )
+        assert torch.equal(made, expected)
+
+
+def test_the_type_of_what_has_a_home_is_known(apart: Apart) -> None:
+    single, double = fresh(), torch.nn.Parameter(fresh().double())
+    for tensor in (single, double):
+        apart.add(tensor)
+    kinds = (torch.FloatTensor, torch.DoubleTensor, torch.LongTensor, torch.cuda.FloatTensor, torch.Tensor)
+    assert [isinstance(single, kind) for kind in kinds] == [True, False, False, False, True]
+    assert [isinstance(double.data[0], kind) for kind in kinds] == [False, True, False, False, True]
+    assert [isinstance(3, kind) for kind in kinds] == [False] * 5
+
+
 def test_uses_are_noted_in_their_order(library: Any, apart: Apart) -> None:
     one, other = fresh(), fresh()
     homes = [apart.add(one), apart.add(other)]

@@ -434,6 +434,39 @@ def test_nobody_waits_for_what_leaves_ahead(kept: Kept, monkeypatch: pytest.Monk
     assert order.states(58) == ["away"]
 
 
+def test_more_stays_free_once_something_has_come_ahead_in_vain(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where ops between two uses take more than was thought: what had just come would leave again for them."""
+    order = Order(kept)
+    order.here(monkeypatch, range(50, 60))
+    kept.memory.bring_back([order.all[0]])
+    assert order.states(1, 2) == ["returning", "returning"]
+    have_left = order.states(*range(50, 60)).count("away")
+    kept.evictor.store.drop(order.all[1])
+    kept.memory.bring_back([order.all[0]])
+    assert order.states(1, 2) == ["returning", "returning"]
+    assert order.states(*range(50, 60)).count("away") == have_left + 1
+    kept.memory.bring_back([order.all[1], order.all[2]])
+    _ = order.tensors[1] + order.tensors[2]
+    for each in order.all[1:3]:
+        kept.evictor.store.drop(each)  # after its use
+    kept.memory.bring_back([order.all[0]])
+    assert kept.memory._spare_bytes == order.all[0].size_bytes
+    for halves in (1, 2, 4):  # in the first of these steps it was lost
+        kept.memory.begin_step([])
+        assert kept.memory._spare_bytes == order.all[0].size_bytes // halves
+
+
+def test_state_of_the_next_step_does_not_come_back_in_this_one(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would leave again as that begins."""
+    order = Order(kept)
+    for value in order.all[:2]:
+        value.kind = "state"
+    monkeypatch.setattr(order.values, "_count_uses", lambda: 58)
+    assert list(order.values.used_next(5)) == [order.all[58], order.all[59], order.all[2]]
+    monkeypatch.setattr(order.values, "_count_uses", lambda: 0)
+    assert list(order.values.used_next(2)) == order.all[:2]
+
+
 def test_state_that_is_used_last_leaves_first_and_no_more_than_has_to(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,11 @@ def test_the_next_use_is_as_far_as_it_is_in_a_step_that_repeats(order: list[int]
     uses = Uses(order)
     ahead = [order[(now + after) % len(order)] for after in range(2 * len(order))]
     assert uses.distance(number, now) == (ahead.index(number) if number in order else 2 * len(order))
-    assert list(uses.following(now, 5)) == ahead[: min(5, len(order))]
+    following = list(uses.following(now, 5))
+    assert [each for each, _ in following] == ahead[: min(5, len(order))]
+    assert [is_in_next_step for _, is_in_next_step in following] == [
+        now + n >= len(order) for n in range(len(following))
+    ]
 
 
 def test_without_a_step_before_nothing_is_known() -> None:

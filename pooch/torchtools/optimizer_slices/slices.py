@@ -19,7 +19,7 @@ from .shadow import Shadow
 from .trial import Trials
 
 OnParameters = Callable[[Sequence[torch.Tensor]], object]
-_CHANGED = "its step has changed {} of its own, which it did not do in a trial"
+_CHANGED = "its step has changed {} of its own in a way that it did not do in a trial"
 
 
 class OptimizerSlices:
@@ -94,31 +94,38 @@ class OptimizerSlices:
     def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         optimizer = args[0]
         known = is_known(optimizer, self._plain)
-        closure, is_ordinary = _closure_of(args, kwargs)
-        reason = None if is_ordinary else "its step was given arguments beside a closure"
+        closure, others = _closure_of(args, kwargs)
+        reason = None if others is not None and not (others and known) else "its step was given arguments of its own"
+        others = others or {}
         reason = reason or self._given_up or why_whole_by_settings(optimizer.param_groups)
         if closure is not None and not known:  # is it the same if it is called before the slices?
-            reason = reason or self._trials.why_whole(optimizer, with_closure=True)
+            reason = reason or self._trials.why_whole(optimizer, True, others)
         if reason is not None:
             return self._whole(reason, args, kwargs, known and closure is None)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._step_gradients(optimizer, known)
+        self._step_gradients(optimizer, known, others)
         return loss
 
-    def _step_gradients(self, optimizer: Optimizer, known: bool) -> None:
-        """Make a step with the gradients that there are."""
+    def _step_gradients(self, optimizer: Optimizer, known: bool, arguments: dict[str, Any]) -> None:
+        """Make a step with the gradients that there are.
+
+        Args:
+            optimizer: the optimizer.
+            known: whether its step is one of PyTorch's own.
+            arguments: what its step is given beside a closure.
+        """
         stepped = with_gradients(optimizer.param_groups)
         again = not has_odd_gradients(stepped) and self._cutter.remembers(stepped, optimizer.state)
         reason = None if again else why_whole_by_tensors(optimizer, stepped, known)
         if not known:
-            reason = reason or self._trials.why_whole(optimizer, with_closure=False)
+            reason = reason or self._trials.why_whole(optimizer, False, arguments)
         if reason is not None:
-            self._whole(reason, (optimizer,), {}, only_with_gradient=known)
+            self._whole(reason, (optimizer,), arguments, only_with_gradient=known)
         else:
-            self._in_slices(optimizer, stepped, again, known)
+            self._in_slices(optimizer, stepped, again, known, arguments)
 
     def _whole(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], only_with_gradient: bool) -> Any:
         """Step all parameters at once, those without a gradient too unless the step is known not to touch them."""
@@ -132,17 +139,23 @@ class OptimizerSlices:
         self.slices_in_last_step = 1
         return result
 
-    def _in_slices(self, optimizer: Optimizer, stepped: Stepped, again: bool, known: bool) -> None:
-        shadow = Shadow(optimizer, all_groups=not known and not self._trials.refuses_empty_groups)
+    def _in_slices(
+        self, optimizer: Optimizer, stepped: Stepped, again: bool, known: bool, arguments: dict[str, Any]
+    ) -> None:
+        shadow = Shadow(optimizer, not known and not self._trials.refuses_empty_groups, arguments)
         cutter, count = self._cutter, 0
-        for parts in cutter.again(stepped) if again else cutter.anew(stepped, optimizer.state):
-            parameters = [parameter for part in parts for parameter in part.parameters]
-            changed = self._between(self._before, parameters, partial(shadow.step, self._plain, parts))
-            count += 1
-            if changed and not known:
-                self._given_up = _CHANGED.format(" and ".join(changed))
+        changes = set[str]()
+        try:
+            for parts in cutter.again(stepped) if again else cutter.anew(stepped, optimizer.state):
+                parameters = [parameter for part in parts for parameter in part.parameters]
+                self._between(self._before, parameters, partial(shadow.step, self._plain, parts))
+                count += 1
+        finally:
+            changes = shadow.finish()
         self.slices_in_last_step = count
-        if self._given_up is not None:
+        surprises = shadow.differing | (changes - self._trials.changes)
+        if surprises and not known:
+            self._given_up = _CHANGED.format(" and ".join(sorted(surprises)))
             self._tell(f"{type(optimizer).__name__} was run in slices, and this step may differ: {self._given_up}")
 
     def _between(self, before: OnParameters, parameters: Sequence[torch.Tensor], step: Callable[[], Any]) -> Any:
@@ -156,10 +169,12 @@ class OptimizerSlices:
         return result
 
 
-def _closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Callable[[], Any] | None, bool]:
-    """Returns the closure among the arguments of a step, and whether they are nothing but the optimizer and it."""
-    if len(args) == 2 and not kwargs:
-        return args[1], True
-    if len(args) == 1 and not kwargs.keys() - {"closure"}:
-        return kwargs.get("closure"), True
-    return None, False
+def _closure_of(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[[], Any] | None, dict[str, Any] | None]:
+    """Returns the closure among the arguments of a step, and the others: None if these are more than settings."""
+    closure = args[1] if len(args) == 2 else kwargs.get("closure")
+    others = {name: value for name, value in kwargs.items() if name != "closure"}
+    is_ordinary = len(args) <= 2 and (len(args) == 1 or "closure" not in kwargs)
+    are_settings = all(value is None or isinstance(value, (bool, int, float, str)) for value in others.values())
+    return closure, others if is_ordinary and are_settings else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -54,22 +54,26 @@ class Sample:
     device: torch.device
     kind: type[torch.Tensor]
     has_gradient: bool
+    state: tuple[tuple[str, object], ...] = ()
 
 
-def samples_of(optimizer: Optimizer, with_closure: bool) -> tuple[tuple[Sample, ...], ...]:
+def samples_of(optimizer: Optimizer, with_closure: bool, with_state: bool = False) -> tuple[tuple[Sample, ...], ...]:
     """Returns a few samples for each of the first groups: up to three with a gradient, and one that has none.
 
     Args:
         optimizer: the optimizer.
         with_closure: whether gradients are still to be computed, so that all parameters are taken to have one.
+        with_state: whether copies have state like that of the optimizer from the beginning.
     """
+    states: Mapping[torch.Tensor, Any] = optimizer.state if with_state else {}
     samples: list[tuple[Sample, ...]] = []
     groups_left = _GROUPS_WITH_PARAMETERS
     for group in optimizer.param_groups:
         parameters = group["params"] if groups_left else []
         stepped = [each for each in parameters if (each.requires_grad if with_closure else each.grad is not None)]
         others = [] if with_closure or len(stepped) == len(parameters) else [_without_gradient(parameters)]
-        samples.append((*(_sample(each, True) for each in _few_of(stepped)), *others))
+        few = (_sample(each, True, _like_state(each, states.get(each))) for each in _few_of(stepped))
+        samples.append((*few, *others))
         groups_left -= bool(stepped)
     return tuple(samples)
 
@@ -83,14 +87,55 @@ def _without_gradient(parameters: Sequence[torch.Tensor]) -> Sample:
     return _sample(next(each for each in parameters if each.grad is None), False)
 
 
-def _sample(parameter: torch.Tensor, has_gradient: bool) -> Sample:
+def have_states(optimizer: Optimizer, with_closure: bool) -> bool:
+    """Returns whether all parameters that a step changes have a state, of which copies can have the like.
+
+    Args:
+        optimizer: the optimizer.
+        with_closure: as `samples_of` takes it.
+    """
+    for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+        if parameter.requires_grad if with_closure else parameter.grad is not None:
+            state = optimizer.state.get(parameter)
+            if not (isinstance(state, dict) and state and _like_state(parameter, state)):
+                return False
+    return True
+
+
+def _like_state(parameter: torch.Tensor, state: Any) -> tuple[tuple[str, object], ...]:
+    """What a state of a parameter is like: for each name the dtype of a tensor, or a number. (): nothing is like it."""
+    found: list[tuple[str, object]] = []
+    for name, value in (state or {}).items():
+        if type(value) is torch.Tensor and value.shape in (parameter.shape, torch.Size([])):
+            found.append((name, (value.dtype, value.dim() > 0)))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found.append((name, type(value)))
+        else:
+            return ()
+    return tuple(found)
+
+
+def _made_state(sample: Sample) -> dict[str, Any]:
+    """A state like the one that a sample is of, of positive numbers, as it may hold squares."""
+    made: dict[str, Any] = {}
+    for number, (name, like) in enumerate(sample.state):
+        if isinstance(like, tuple):
+            dtype, is_large = like
+            values = replace(sample, dtype=dtype, shape=sample.shape if is_large else ())
+            made[name] = _values(values, 200 + number).abs() + 1 if is_large else torch.ones((), dtype=dtype)
+        else:
+            made[name] = 1 if like is int else 1.0
+    return made
+
+
+def _sample(parameter: torch.Tensor, has_gradient: bool, state: tuple[tuple[str, object], ...] = ()) -> Sample:
     longest = 8 if parameter.dim() <= 4 else 2
     shape = tuple(min(size, longest) for size in parameter.shape)
-    return Sample(shape, parameter.dtype, parameter.device, type(parameter), has_gradient)
+    return Sample(shape, parameter.dtype, parameter.device, type(parameter), has_gradient, state)
 
 
 def small_copy(optimizer: Optimizer, samples: Sequence[Sequence[Sample]]) -> Optimizer:
-    """Returns a copy with the samples as parameters and without state, hooks, or anything that the optimizer has too.
+    """Returns a copy with the samples as parameters, and without hooks, or anything that the optimizer has too.
 
     Raises:
         NotOneByOne: it has something that cannot be copied, so that a step of the copy could change it.
@@ -103,6 +148,10 @@ def small_copy(optimizer: Optimizer, samples: Sequence[Sequence[Sample]]) -> Opt
         {**_copied(_entries(group), "param_groups"), "params": [_parameter(each, n) for n, each in enumerate(made)]}
         for group, made in zip(optimizer.param_groups, samples, strict=True)
     ]
+    for group, made in zip(copy.param_groups, samples, strict=True):
+        for parameter, sample in zip(group["params"], made, strict=True):
+            if sample.state:
+                copy.state[parameter] = _made_state(sample)
     return copy
 
 

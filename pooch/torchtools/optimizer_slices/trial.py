@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from .small_copies import (
     TRIAL_STEPS,
     NotOneByOne,
     Sample,
+    have_states,
     results_of,
     same,
     samples_of,
@@ -43,10 +44,19 @@ _Samples = Sequence[Sequence[Sample]]
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What a trial has shown: why the step cannot be cut, and whether it raised where a group was empty."""
+    """What a trial has shown.
+
+    Attributes:
+        why_whole: why the step cannot be cut.
+        has_raised: whether that is an error of the step's.
+        refuses_empty_groups: whether it raised where a group was empty.
+        changes: names of attributes and entries of groups that it has set, all slices the same.
+    """
 
     why_whole: str | None
+    has_raised: bool = False
     refuses_empty_groups: bool = False
+    changes: frozenset[str] = frozenset()
 
 
 class Trials:
@@ -63,29 +73,44 @@ class Trials:
     def __init__(self, plain: Step) -> None:
         self._plain = plain
         self._verdicts: dict[object, _Verdict] = {}
-        self.refuses_empty_groups = False
+        self.refuses_empty_groups, self.changes = False, frozenset[str]()
 
-    def why_whole(self, optimizer: Optimizer, with_closure: bool) -> str | None:
+    def why_whole(self, optimizer: Optimizer, with_closure: bool, arguments: Mapping[str, Any]) -> str | None:
         """Returns why the optimizer's step cannot be cut, or None.
 
         Args:
             optimizer: the optimizer.
             with_closure: whether it is asked if its step's closure can be called before the slices.
+            arguments: what its step is given beside a closure.
         """
         samples = samples_of(optimizer, with_closure)
         if not any(sample.has_gradient for group in samples for sample in group):
             return "no parameter had a gradient to try it with"
-        key = _key(optimizer, with_closure, samples)
+        verdict = self._verdict(optimizer, samples, arguments, with_closure, with_state=False)
+        if verdict.has_raised and have_states(optimizer, with_closure):  # something else than its step makes it
+            samples = samples_of(optimizer, with_closure, with_state=True)
+            verdict = self._verdict(optimizer, samples, arguments, with_closure, with_state=True)
+        self.refuses_empty_groups, self.changes = verdict.refuses_empty_groups, verdict.changes
+        return verdict.why_whole
+
+    def _verdict(
+        self,
+        optimizer: Optimizer,
+        samples: _Samples,
+        arguments: Mapping[str, Any],
+        with_closure: bool,
+        with_state: bool,
+    ) -> _Verdict:
+        key = with_state, _key(optimizer, with_closure, samples, arguments)
         if key not in self._verdicts:
-            self._verdicts[key] = _try(optimizer, self._plain, with_closure, samples)
-        self.refuses_empty_groups = self._verdicts[key].refuses_empty_groups
-        return self._verdicts[key].why_whole
+            self._verdicts[key] = _try(optimizer, self._plain, with_closure, samples, arguments)
+        return self._verdicts[key]
 
 
-def _key(optimizer: Optimizer, with_closure: bool, samples: _Samples) -> object:
+def _key(optimizer: Optimizer, with_closure: bool, samples: _Samples, arguments: Mapping[str, Any]) -> object:
     """What a verdict holds for: steps of classes, which may be wrapped later, which settings are on, and samples."""
     steps = tuple(each.__dict__.get("step") for each in type(optimizer).__mro__)
-    settings = [vars(optimizer), *optimizer.param_groups]
+    settings = [vars(optimizer), *optimizer.param_groups, arguments]
     switches = tuple(frozenset((name, _switch(value)) for name, value in each.items()) for each in settings)
     return steps, with_closure, switches, samples
 
@@ -96,33 +121,37 @@ def _switch(value: object) -> object:
     return value != 0 if isinstance(value, (int, float)) else type(value)
 
 
-def _try(optimizer: Optimizer, plain: Step, with_closure: bool, samples: _Samples) -> _Verdict:
-    reason, has_raised = _outcome(partial(_Trial, optimizer, plain, samples), with_closure, samples)
-    if has_raised and len(samples) > 1:
-        without_empty = partial(_Trial, optimizer, plain, samples, all_groups=False)
-        if _outcome(without_empty, with_closure, samples) == (None, False):
-            return _Verdict(None, refuses_empty_groups=True)
-    return _Verdict(reason)
+def _try(
+    optimizer: Optimizer, plain: Step, with_closure: bool, samples: _Samples, arguments: Mapping[str, Any]
+) -> _Verdict:
+    make = partial(_Trial, optimizer, plain, samples, arguments)
+    verdict = _outcome(make, with_closure, samples)
+    if verdict.has_raised and len(samples) > 1:
+        without_empty = _outcome(partial(make, all_groups=False), with_closure, samples)
+        if without_empty.why_whole is None:
+            return replace(without_empty, refuses_empty_groups=True)
+    return verdict
 
 
-def _outcome(make: Callable[[], _Trial], with_closure: bool, samples: _Samples) -> tuple[str | None, bool]:
-    """Makes a trial, and returns what it says against cutting, or None, and whether that is an error of the step's."""
+def _outcome(make: Callable[[], _Trial], with_closure: bool, samples: _Samples) -> _Verdict:
+    """Makes a trial, and returns what it says."""
     devices = {sample.device for group in samples for sample in group} | {_CPU}
     states = {device: RandomStates.of(device) for device in devices}
     try:
         with _disable_current_modes(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            make().run(with_closure)
+            changes = make().run(with_closure)
         if any(_differ(RandomStates.of(device), state) for device, state in states.items()):
-            return "its step draws random numbers", False
+            return _Verdict("its step draws random numbers")
     except NotOneByOne as reason:
-        return str(reason), False
+        return _Verdict(str(reason))
     except Exception as error:  # noqa: BLE001
-        return f"a trial on small parameters raised {type(error).__name__}: {first_line(error)}", True
+        why_whole = f"a trial on small parameters raised {type(error).__name__}: {first_line(error)}"
+        return _Verdict(why_whole, has_raised=True)
     finally:
         for device, state in states.items():
             state.restore(device)
-    return None, False
+    return _Verdict(None, changes=changes)
 
 
 def _differ(one: RandomStates, other: RandomStates) -> bool:
@@ -137,32 +166,42 @@ class _Trial:
         optimizer: the optimizer.
         plain: the step that its class defines.
         samples: what its parameters are like.
+        arguments: what its step is given beside a closure.
         all_groups: as `Shadow` takes it.
     """
 
-    def __init__(self, optimizer: Optimizer, plain: Step, samples: _Samples, all_groups: bool = True) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        plain: Step,
+        samples: _Samples,
+        arguments: Mapping[str, Any],
+        all_groups: bool = True,
+    ) -> None:
         kinds = {sample.kind for group in samples for sample in group}
         if not kinds <= {torch.Tensor, torch.nn.Parameter}:
             raise NotOneByOne(f"parameters are of {' and '.join(sorted(kind.__name__ for kind in kinds))}")
         if hasattr(type(optimizer), "__del__") or not {"state", "param_groups"} <= vars(optimizer).keys():
             raise NotOneByOne("there cannot be a copy of it")
         self._plain, self._samples, self._all_groups = plain, samples, all_groups
+        self._arguments = arguments
         self._together, self._apart = small_copy(optimizer, samples), small_copy(optimizer, samples)
 
-    def run(self, with_closure: bool) -> None:
-        """Step both copies. Raises `NotOneByOne`, or whatever the step raises."""
-        settings = settings_of(self._together)
+    def run(self, with_closure: bool) -> frozenset[str]:
+        """Step both copies, and return what steps set beside state. Raises `NotOneByOne`, or what a step raises."""
+        changes = frozenset[str]()
         containers = _containers(self._together)
-        with _no_hooks_seen(self._together, self._apart):
+        with no_hooks_seen(self._together, self._apart):
             for number in range(TRIAL_STEPS):
                 self._step_together(number, with_closure)
                 set_gradients(self._apart, self._samples, number)
-                self._step_apart()
+                changes |= self._step_apart()
                 if not same(results_of(self._together), results_of(self._apart)):
                     raise NotOneByOne("parameters that are stepped together and one by one differ")
-                now = settings_of(self._together)
-                if not same(now, settings) or _containers(self._together) != containers:
-                    raise NotOneByOne(f"its step changes {_changed(settings, now)}, beside the state of parameters")
+                settings, others = settings_of(self._together), settings_of(self._apart)
+                if not same(settings, others) or _containers(self._together) != containers:
+                    raise NotOneByOne(f"its step changes {_changed(settings, others)}, beside the state of parameters")
+        return changes
 
     def _step_together(self, number: int, with_closure: bool) -> None:
         good_calls: list[bool] = []
@@ -174,21 +213,25 @@ class _Trial:
             return loss
 
         if with_closure:
-            result = self._plain(self._together, closure)
+            result = self._plain(self._together, closure, **self._arguments)
         else:
             set_gradients(self._together, self._samples, number)
-            result = self._plain(self._together)
+            result = self._plain(self._together, **self._arguments)
         if with_closure and good_calls != [True]:
             raise NotOneByOne("it does not call its closure once, before everything else")
         if result is not (loss if with_closure else None):
             raise NotOneByOne("its step returns something of its own")
 
-    def _step_apart(self) -> None:
-        shadow = Shadow(self._apart, all_groups=self._all_groups)
+    def _step_apart(self) -> set[str]:
+        shadow = Shadow(self._apart, self._all_groups, self._arguments)
         for index, group in enumerate(self._apart.param_groups):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     shadow.step(self._plain, [Part(index, [parameter])])
+        if shadow.differing:
+            names = " and ".join(sorted(shadow.differing))
+            raise NotOneByOne(f"its step changes {names}, beside the state of parameters")
+        return shadow.finish()
 
 
 def _containers(optimizer: Optimizer) -> list[int]:
@@ -203,7 +246,7 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _no_hooks_seen(*copies: Optimizer) -> Iterator[None]:
+def no_hooks_seen(*copies: Optimizer) -> Iterator[None]:
     """Context manager in which no hook of the program sees the copies: a step that would call hooks raises."""
     states = [copy.state for copy in copies]
 

@@ -17,7 +17,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -108,22 +108,38 @@ def _knows_fake(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda tensor: original(tensor) and not is_marked(tensor)
 
 
-def _knows_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what makes tensors like another one, whose device PyTorch tells by its keys here, and ours is of none."""
+def _makes_alike(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what makes a tensor like another one: PyTorch asks our key for the device, which it cannot tell."""
+    name = original.__name__
 
     @functools.wraps(original)
-    def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return original(
-            torch.empty(0, dtype=self.dtype, device=self.device) if is_marked(self) else self, *args, **kwargs
-        )
+    def make(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and is_marked(tensor):
+            tensor = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            return getattr(tensor, name)(*args, **kwargs)
+        return original(tensor, *args, **kwargs)
 
-    return new
+    return make
 
 
-# PyTorch 2.14 takes all tensors with the key that marks ours for fake ones, of which it prints and saves no values.
-_MARKED = StandIns(
+def _know_types(module: ModuleType) -> None:
+    """Have `isinstance(tensor, torch.FloatTensor)` be what it is without our key, by which PyTorch tells the type."""
+    kinds = type(torch.FloatTensor)
+    original: Any = vars(kinds)["__instancecheck__"]
+    if isinstance(original, FunctionType):
+        return  # another copy of this package has done it
+
+    def is_instance(kind: Any, value: Any) -> bool:
+        return value.type() == torch.typename(kind) if is_marked(value) else bool(original(kind, value))
+
+    module.set_in_type(kinds, "__instancecheck__", is_instance)
+
+
+_KEY_IS_OURS = StandIns(
+    # PyTorch 2.14 takes all tensors with the key that marks ours for fake ones, of which it prints and saves no values.
     Place(torch._C, "_is_fake_tensor", _knows_fake),
-    *(Place(torch.Tensor, name, _knows_device) for name in ("new", "new_tensor")),
+    Place(torch.Tensor, "new", _makes_alike),
+    Place(torch.Tensor, "new_tensor", _makes_alike),
 )
 
 
@@ -136,7 +152,8 @@ def _loaded() -> ModuleType | None:
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     module.use(_described, settings_now, refuse, changed_in_place)
-    _MARKED.use(module)
+    _KEY_IS_OURS.use(module)
+    _know_types(module)
     HANDLES.add(module.Handle)
     return module
 

@@ -439,6 +439,21 @@ inline PyObject* is_marked_here(PyObject*, PyObject* tensor) {
   return PyBool_FromLong(THPVariable_Check(tensor) && is_marked(THPVariable_Unpack(tensor)));
 }
 
+// In Python: `set_in_type(type, name, value)`: sets an attribute of a type of PyTorch's, which Python does not let be set.
+inline PyObject* set_in_type(PyObject*, PyObject* arguments) {
+  PyTypeObject* type = nullptr;
+  PyObject *name = nullptr, *value = nullptr;
+  if (!PyArg_ParseTuple(arguments, "O!UO", &PyType_Type, &type, &name, &value)) return nullptr;
+#if PY_VERSION_HEX >= 0x030C0000
+  Reference entries(PyType_GetDict(type));
+#else
+  Reference entries(Py_NewRef(type->tp_dict));
+#endif
+  if (PyDict_SetItem(entries.get(), name, value) < 0) return nullptr;
+  PyType_Modified(type);
+  Py_RETURN_NONE;
+}
+
 // In Python: `unmark(tensor)`, which has no home any more.
 inline PyObject* unmark_here(PyObject*, PyObject* tensor) {
   HANDLE_TH_ERRORS

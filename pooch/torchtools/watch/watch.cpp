@@ -56,6 +56,7 @@ PyMethodDef functions[] = {
     {"records_inputs", records_inputs, METH_NOARGS, nullptr},
     {"is_away", watch::is_away, METH_O, nullptr},
     {"is_marked", watch::is_marked_here, METH_O, nullptr},
+    {"set_in_type", watch::set_in_type, METH_VARARGS, nullptr},
     {"unmark", watch::unmark_here, METH_O, nullptr},
     {"tensors_beside", watch::tensors_beside, METH_O, nullptr},
     {"references_to", watch::references_to, METH_O, nullptr},

@@ -1,0 +1,59 @@
+"""The state of optimizers leaves while it is being made, parameter by parameter, wherever that is.
+
+A step that stays whole makes the state of all parameters before it ends, and so does a method of the program's. An
+optimizer asks its `state`, a `defaultdict`, for that of a parameter which has none. Then no op of this thread is
+running, and what there was before for other parameters is complete. So it may leave from there on.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from itertools import islice
+from typing import Any
+
+import torch
+
+from ..executor.persistent import PersistentMemory
+
+
+class _Maker:
+    """Makes the state of a parameter, and has that of the parameters before leave. It keeps nothing alive.
+
+    A copy of it, or what is read from a file, is what makes states in PyTorch.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, memory: PersistentMemory) -> None:
+        self._optimizer, self.memory = weakref.ref(optimizer), weakref.ref(memory)
+        self._seen = len(optimizer.state)  # how many states there were
+
+    def __call__(self) -> dict[str, Any]:
+        optimizer, memory = self._optimizer(), self.memory()
+        if optimizer is not None and memory is not None:
+            new = list(islice(reversed(optimizer.state), max(0, len(optimizer.state) - self._seen)))
+            self._seen = len(optimizer.state)
+            memory.adopt_state(optimizer, [each for each in new if isinstance(each, torch.Tensor)])
+        return {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type, ({},)
+
+    def __deepcopy__(self, _: dict[int, Any]) -> type[dict[str, Any]]:
+        return dict
+
+
+def place_makers(optimizer: torch.optim.Optimizer, memory: PersistentMemory) -> None:
+    """Have the state of an optimizer leave as it is made, unless that is so, or the program makes it otherwise."""
+    state = vars(optimizer).get("state")
+    if type(state) is not defaultdict:
+        return
+    factory: Any = state.default_factory
+    if factory is dict or (isinstance(factory, _Maker) and factory.memory() is not memory):
+        state.default_factory = _Maker(optimizer, memory)
+
+
+def take_makers_away(optimizer: torch.optim.Optimizer) -> None:
+    """Have the state of an optimizer be made as PyTorch does."""
+    state = vars(optimizer).get("state")
+    if type(state) is defaultdict and isinstance(state.default_factory, _Maker):
+        state.default_factory = dict
