@@ -335,8 +335,8 @@ class Persistence:
     def let_more_leave_now(self, followed: Storages) -> bool:
         """Have more leave in the middle of a step, as nothing else can; return whether there is any.
 
-        The optimizers' state, on which no op of a forward or backward pass works, and data of the program. An op of an
-        optimizer that steps before the step has ended may work on it, as where its backward pass runs in another thread.
+        The optimizers' state, on which no op of a forward or backward pass works, and data of the program. An optimizer
+        that steps before the step has ended, as where its backward pass runs in another thread, works on any of it.
         Parameters and gradients may be what the op that asks for room works on: they leave in later steps.
 
         Args:
