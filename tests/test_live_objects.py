@@ -74,7 +74,7 @@ def test_what_a_program_has_frozen_is_found_and_what_nobody_looks_for_stays_froz
 
 
 def optimizers_of(model: nn.Module) -> list[torch.optim.Optimizer]:
-    return OptimizerStates(None, ()).optimizers_of(set(map(id, model.parameters())))
+    return OptimizerStates((), ()).optimizers_of(set(map(id, model.parameters())))
 
 
 def fake_bytes(model: nn.Module) -> int:

@@ -34,6 +34,7 @@ from .governed import GovernedModels, device_named, models_of
 from .held_devices import beginning, end_held
 from .library import Library
 from .node import tier_budget, tier_share
+from .optimizer_states import optimizers_of
 from .persistence import Persistence
 from .remarks import Remarks
 from .reserved_memory import ReservedMemory
@@ -50,7 +51,7 @@ class Auto:
         self,
         models: Sequence[torch.nn.Module],
         budget: float | str,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         *,
         device: torch.device | str | None = None,
         host_budget: float | str | None = None,
@@ -71,6 +72,7 @@ class Auto:
         governed = GovernedModels(models, None if device is None else device_named(device))
         self._moves_in = device is not None and bool(models)
         device = governed.device
+        optimizers = optimizers_of(optimizer)
         with beginning(device):
             tell, warn = (messages.tell, messages.warn) if tell is None else (tell, tell)
             node_bytes = tier_budget(device, host_budget, disk_budget)
@@ -104,7 +106,7 @@ class Auto:
             )
             evictor.silence = Silence(remarks.silence)
             held = HeldBudget(size_bytes, share, evictor, remarks, free)
-            persistence = self._persistence = Persistence(evictor, optimizer, tell)
+            persistence = self._persistence = Persistence(evictor, optimizers, tell)
             if size_bytes is not None and live.now() > size_bytes:
                 Garbage(live).collect(0)
                 live.recount(if_less=True)
@@ -267,7 +269,7 @@ class Auto:
 def auto(
     model: torch.nn.Module | Sequence[torch.nn.Module],
     budget: float | str,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     device: torch.device | str | None = None,
     host_budget: float | str | None = None,
@@ -293,8 +295,8 @@ def auto(
             or "auto": what is free on the device, less a margin that is told, looked at anew as steps begin. Fewer
             than 1024 bytes are refused: 16 is more likely to mean "16GiB".
         optimizer: Where parameters, gradients and its state do not fit into the budget beside a step's activations,
-            they leave the device too, and the optimizer steps in slices. None: it is looked for among the objects of
-            the program when that happens.
+            they leave the device too, and the optimizer steps in slices. Several: all that step the models. None: they
+            are looked for among the objects of the program when that happens.
         device: Where to compute, for models that are somewhere else because they do not fit there. Their parameters
             are moved one by one, and keep their identity. Where a model is called with tensors on the host alone, they
             are copied to the device, and what it returns is copied back. None: where the models are.
@@ -326,7 +328,8 @@ def auto(
 
     Raises:
         InfeasibleTier: What has to leave before training begins does not fit into the swap tier.
-        UsageError: The model is none, or is under a plan; the budget does not parse; there is no such device;
+        UsageError: The model or the optimizer is none, or the model is under a plan; the budget does not parse; there
+            is no such device;
             `allow_recompute` is neither of both; `quiet` is given with `tell`; what is reserved cannot be bounded, or
             not by a share; or this rank is not in `process_group`.
     """

@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -33,16 +34,32 @@ def is_stepping() -> bool:
 _AROUND_STEPS = "wrapper"  # what `torch.optim.Optimizer` surrounds the steps of all kinds of optimizers with
 
 
+def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that were given: none, one, or several.
+
+    Raises:
+        UsageError: Something else is among them.
+    """
+    found: list[Any] = [] if given is None else list(given) if isinstance(given, (list, tuple, set)) else [given]
+    for each in found:
+        if not hasattr(each, "param_groups"):  # some that wrap another one are no `torch.optim.Optimizer`
+            raise UsageError(
+                f"the optimizer is of type {type(each).__name__}: give one, or a list of them, as in "
+                'pooch.auto(model, "16GiB", optimizer)'
+            )
+    return found
+
+
 class OptimizerStates:
     """The state of the optimizers of some models.
 
     Args:
-        given: The optimizer of the models, or None: those that are there are looked for.
+        given: The optimizers of the models. Without any, those that are there are looked for.
         attached: Optimizers that were found. As long as there are any, others are looked for only where models are new.
     """
 
-    def __init__(self, given: torch.optim.Optimizer | None, attached: Collection[torch.optim.Optimizer]) -> None:
-        self._given = [] if given is None else [weakref.ref(given)]
+    def __init__(self, given: Sequence[torch.optim.Optimizer], attached: Collection[torch.optim.Optimizer]) -> None:
+        self._given = [weakref.ref(optimizer) for optimizer in given]
         self._attached = attached
         self._seen = self._given  # what was found the last time that state to come was asked for
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # without being attached

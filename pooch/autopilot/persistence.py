@@ -52,7 +52,7 @@ class Persistence:
 
     Args:
         evictor: Holds the budget.
-        optimizer: The optimizer of the models, or None: those that are there are looked for.
+        optimizers: The optimizers of the models. Without any, those that are there are looked for.
         tell: Called with one line.
 
     Attributes:
@@ -62,10 +62,12 @@ class Persistence:
         states: The optimizers, and the state that they have and have yet to make.
     """
 
-    def __init__(self, evictor: Evictor, optimizer: torch.optim.Optimizer | None, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, evictor: Evictor, optimizers: Sequence[torch.optim.Optimizer], tell: Callable[[str], None]
+    ) -> None:
         self._evictor, self._tell = evictor, tell
         self._sliced = SlicedOptimizers(tell)
-        self.states = OptimizerStates(optimizer, self._sliced.by_optimizer)
+        self.states = OptimizerStates(optimizers, self._sliced.by_optimizer)
         self.memory: PersistentMemory | None = None
         self._moved: Moved | None = None
         self._staying_bytes: Mapping[str, int] = {}

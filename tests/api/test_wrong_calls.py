@@ -72,6 +72,14 @@ WRONG: dict[str, tuple[Call, str]] = {
     "guard without a model": (lambda profile, _: pooch.guard(profile, "60%", None), r"guard\(\) takes a torch.nn"),  # type: ignore[arg-type]
     "auto of an optimizer": (lambda *_: pooch.auto(OPTIMIZER, "60%"), r'not SGD: pooch.auto\(model, "16GiB"\)'),  # type: ignore[arg-type]
     "auto of a text": (lambda *_: pooch.auto("60%", MODEL), "the budget is of type Linear"),  # type: ignore[arg-type]
+    "auto of no optimizer": (
+        lambda *_: pooch.auto(MODEL, "60%", 0.1),
+        "the optimizer is of type float: give one, or a list",
+    ),  # type: ignore[arg-type]
+    "auto of no optimizers": (
+        lambda *_: pooch.auto(MODEL, "60%", [OPTIMIZER, "16GiB"]),
+        "the optimizer is of type str",
+    ),  # type: ignore[list-item]
     "auto of texts": (lambda *_: pooch.auto(["a"], "60%"), "not str"),  # type: ignore[list-item]
     "auto of none": (lambda *_: pooch.auto([], "60%"), "needs at least one model"),
     "auto with an optimizer as budget": (lambda *_: pooch.auto(MODEL, OPTIMIZER), "the budget is of type SGD"),  # type: ignore[arg-type]

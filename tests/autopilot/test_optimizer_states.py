@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 import torch
 from torch import nn
 
+import pooch
 from pooch.autopilot.optimizer_states import OptimizerStates
 
 CPU = torch.device("cpu")
@@ -15,7 +17,7 @@ CPU = torch.device("cpu")
 def test_what_another_thread_steps_is_not_looked_at() -> None:
     """PyTorch ends the process if a gradient is read while another thread lets go of it."""
     (own, other), is_over = (torch.optim.SGD([torch.zeros(3, requires_grad=True)]) for _ in range(2)), threading.Event()
-    states, has_stepped = OptimizerStates(None, [own, other]), threading.Event()
+    states, has_stepped = OptimizerStates((), [own, other]), threading.Event()
 
     def step() -> None:
         states.stepped(other)
@@ -36,7 +38,17 @@ def test_what_another_thread_steps_is_not_looked_at() -> None:
 def test_parameters_of_models_that_were_trained_before_belong_to_these() -> None:
     models = [nn.Linear(2, 2) for _ in range(2)]
     optimizers = [torch.optim.SGD(model.parameters()) for model in models]
-    states = OptimizerStates(None, optimizers)
+    states = OptimizerStates((), optimizers)
     assert len(states.in_no_model(models[:1])) == 2
     states.to_attach(models, CPU)
     assert states.in_no_model(models[:1]) == []
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_several_optimizers_are_given(kind: type) -> None:
+    models = [nn.Linear(2, 2) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters()) for model in models]
+    with pooch.auto(models, 2**30, kind(optimizers), tell=lambda _: None) as auto:
+        states = auto._driver._persistence.states
+        assert states.to_attach(models, CPU) == optimizers
+        assert set(states.to_attach(models[1:], CPU)) == set(optimizers), "all that were given"

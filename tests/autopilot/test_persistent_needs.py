@@ -27,7 +27,7 @@ def test_what_is_shared_by_two_models_is_no_reason_to_have_it_leave() -> None:
     with holding() as evictor:
         before_bytes = evictor.live.now() - 2 * parameter.nbytes
         least_bytes = before_bytes + 3 * parameter.nbytes
-        needs = PersistentNeeds(evictor, OptimizerStates(None, []))
+        needs = PersistentNeeds(evictor, OptimizerStates((), []))
         assert not needs.is_tight([parameter, parameter], least_bytes + parameter.nbytes)
         assert needs.is_tight([parameter, other], least_bytes + parameter.nbytes)
         assert needs.share_is_passed_by([parameter, parameter], before_bytes, 0.5, least_bytes) == 0

@@ -63,7 +63,7 @@ def test_objects_are_looked_through_while_more_is_live_and_not_told_yet() -> Non
         return []
 
     evictor: Any = SimpleNamespace(device=torch.device("cpu"), persistent=None, live=SimpleNamespace())
-    staying = Staying(evictor, models, OptimizerStates(None, []))
+    staying = Staying(evictor, models, OptimizerStates((), []))
     assert staying.take() is None
     for live_bytes in (2**20, 2**20 + 2**10, *(times * 2**20 for times in range(2, 100))):
         evictor.live.now = lambda live_bytes=live_bytes: live_bytes
@@ -83,7 +83,7 @@ def test_nobody_looks_while_another_thread_may_train() -> None:
         return []
 
     evictor: Any = SimpleNamespace(device=torch.device("cpu"), persistent=None, live=SimpleNamespace(now=lambda: 2**20))
-    staying = Staying(evictor, models, OptimizerStates(None, []))
+    staying = Staying(evictor, models, OptimizerStates((), []))
     with another_thread(may_train=True):
         staying.look()
         assert looks == []
@@ -99,6 +99,6 @@ def test_a_look_that_fails_is_no_failure_of_the_step() -> None:
         raise MemoryError
 
     evictor: Any = SimpleNamespace(device=torch.device("cpu"), persistent=None, live=SimpleNamespace(now=lambda: 2**20))
-    staying = Staying(evictor, models, OptimizerStates(None, []))
+    staying = Staying(evictor, models, OptimizerStates((), []))
     staying.look()
     assert staying.take() is None
