@@ -52,7 +52,7 @@ class ProgramData:
         if is_due and self._looks_at_all:
             self._adopt(memory, self._free(live_tensors(self._evictor.device.type), memory.library))
         elif is_due or self._has_begun:
-            self._adopt(memory, self._free(find_tensors(arguments), memory.library))
+            self._adopt(memory, self._free(find_tensors(arguments), memory.library), is_given=True)
 
     def leaves_now(self, library: Any, followed: Storages, memory_now: Callable[[], PersistentMemory | None]) -> bool:
         """Have data leave in the middle of a step that is about to pass the budget; return whether there is any.
@@ -101,8 +101,10 @@ class ProgramData:
             if storage_key(together[0]) not in saved:
                 yield together
 
-    def _adopt(self, memory: PersistentMemory, found: Iterable[Sequence[torch.Tensor]]) -> bool:
-        memory.adopt_data(found)
+    def _adopt(
+        self, memory: PersistentMemory, found: Iterable[Sequence[torch.Tensor]], *, is_given: bool = False
+    ) -> bool:
+        memory.adopt_data(found, is_given=is_given)
         data_bytes = sum(value.size_bytes for value in memory.values if value.kind == "data")
         if data_bytes and not self._has_begun:
             self._has_begun = True

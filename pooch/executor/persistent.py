@@ -152,15 +152,17 @@ class PersistentMemory:
                     self._adopt(part, kind, what)
             self._take_gradients(tensors)
 
-    def adopt_data(self, found: Iterable[Sequence[torch.Tensor]]) -> None:
+    def adopt_data(self, found: Iterable[Sequence[torch.Tensor]], *, is_given: bool = False) -> None:
         """Have what the program holds leave where room is needed.
 
         Args:
             found: Its tensors, those together that are on one storage: all that there are on it.
+            is_given: Whether models are called with them, so that others take their place in the next step.
         """
         with self._evictor.lock:
-            for first, *others in found:
-                self._adopt(first, "data", ("data", storage_key(first)), others)
+            for place, (first, *others) in enumerate(found):
+                what = ("given", place, tensor_bytes(first)) if is_given else ("data", storage_key(first))
+                self._adopt(first, "data", what, others)
 
     def _take_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
         for parameter in parameters:

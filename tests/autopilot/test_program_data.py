@@ -201,8 +201,8 @@ class Memory:
         self.library, self.found = LIBRARY.get(), list[int]()
         self.values = [SimpleNamespace(kind="data", size_bytes=1)]
 
-    def adopt_data(self, found: Iterable[Sequence[Tensor]]) -> None:
-        self.found = [storage_key(each[0]) for each in found]
+    def adopt_data(self, found: Iterable[Sequence[Tensor]], *, is_given: bool = False) -> None:
+        self.found, self.are_given = [storage_key(each[0]) for each in found], is_given
 
 
 class Library:
@@ -245,6 +245,7 @@ def test_what_a_step_is_given_leaves_too_once_anything_has() -> None:
     memory.found = []
     data.step_begins(memory, False, given)  # type: ignore[arg-type]
     assert memory.found == [storage_key(given["rows"][0])]
+    assert memory.are_given
 
 
 def test_objects_are_looked_through_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:

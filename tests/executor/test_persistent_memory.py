@@ -116,6 +116,14 @@ def test_data_is_read_through_a_view_that_was_there_before(kept: Kept) -> None:
     assert view.mul(2).sum().item() == expected
 
 
+def test_a_batch_that_takes_the_place_of_another_is_the_same_value(kept: Kept) -> None:
+    for _ in range(3):
+        batch = torch.rand(SIZE, SIZE)
+        kept.memory.adopt_data([[batch]], is_given=True)
+        kept.memory.begin_step([])
+    assert {value.number for value in kept.memory.values} == {kept.value(batch).number} == {0}
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
 def test_data_is_there_in_a_process_that_is_forked(kept: Kept) -> None:
     """As that of a loader, which may read it after this one has gone on."""
