@@ -218,7 +218,8 @@ def is_on(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
 
 
 def _that_step(parameters: set[int], optimizers: list[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
-    return [each for each in optimizers if any(id(tensor) in parameters for tensor in find_tensors(each.param_groups))]
+    groups = ((each, getattr(each, "param_groups", ())) for each in optimizers)  # another thread may be making one
+    return [each for each, stepped in groups if any(id(tensor) in parameters for tensor in find_tensors(stepped))]
 
 
 def parameters_of(models: Iterable[torch.nn.Module]) -> list[torch.nn.Parameter]:

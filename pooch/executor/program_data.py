@@ -15,6 +15,8 @@ import torch
 
 from ..torchtools.tensors import has_plain_storage, storage_key, storage_of
 
+_LEAST_BYTES = 2**16  # what is smaller gains little, and PyTorch reads some of it without an op: states of generators
+
 
 def data_that_can_leave(
     tensors: Iterable[torch.Tensor], device: torch.device, library: Any
@@ -28,7 +30,9 @@ def data_that_can_leave(
     """
     found: dict[int, dict[int, torch.Tensor]] = {}
     for tensor in tensors:
-        if tensor.device == device and has_plain_storage(tensor) and not tensor.is_inference():
+        if type(tensor) is not torch.Tensor or tensor.device != device:  # of other types it may not be asked anything
+            continue
+        if has_plain_storage(tensor) and storage_of(tensor).nbytes() >= _LEAST_BYTES and not tensor.is_inference():
             together = found.setdefault(storage_key(tensor), {})
             for each in (tensor, tensor._base):
                 if each is not None:

@@ -153,35 +153,43 @@ def test_views_of_one_storage_leave_together() -> None:
 
 
 def test_the_base_of_a_view_leaves_with_it() -> None:
-    view = torch.rand(64, 64)[:32]
+    view = torch.rand(256, 256)[:32]
     ((first, second),) = data_that_can_leave([view], CPU, LIBRARY.get())
     assert first is view
     assert second is view._base
 
 
+def test_small_and_other_tensors_stay() -> None:
+    """PyTorch reads the state of a generator without an op."""
+    state, masked = torch.get_rng_state(), torch.nn.Buffer(torch.rand(256, 256))
+    library = LIBRARY.get()
+    assert list(data_that_can_leave([state, torch.nn.Parameter(masked, requires_grad=False)], CPU, library)) == []
+    torch.set_rng_state(state)
+
+
 def _saved() -> tuple[Tensor, object]:
-    samples, weight = torch.rand(64, 64), torch.rand(64, 64, requires_grad=True)
+    samples, weight = torch.rand(256, 256), torch.rand(256, 256, requires_grad=True)
     return samples, (samples @ weight).sum()
 
 
 def _sparse() -> tuple[Tensor, object]:
-    sparse = torch.rand(64, 64).to_sparse()
+    sparse = torch.rand(256, 256).to_sparse()
     return sparse.values(), sparse
 
 
 def _held_by(make: Callable[[Tensor], object]) -> tuple[Tensor, object]:
-    samples = torch.rand(64, 64)
+    samples = torch.rand(256, 256)
     return samples, make(samples)
 
 
 STAYING: dict[str, Callable[[], tuple[Tensor, object]]] = {
     "an array on it": lambda: _held_by(lambda samples: samples.numpy()),
-    "an array that alone is left": lambda: (array := torch.rand(64, 64).numpy(), torch.from_numpy(array))[::-1],  # type: ignore[return-value]
+    "an array that alone is left": lambda: (array := torch.rand(256, 256).numpy(), torch.from_numpy(array))[::-1],  # type: ignore[return-value]
     "another library has it": lambda: _held_by(torch.utils.dlpack.to_dlpack),
     "autograd has saved it": _saved,
-    "it is trained": lambda: (torch.rand(64, 64, requires_grad=True), None),
+    "it is trained": lambda: (torch.rand(256, 256, requires_grad=True), None),
     "a sparse tensor has it": _sparse,
-    "it is of inference": lambda: (torch.inference_mode()(torch.rand)(64, 64), None),
+    "it is of inference": lambda: (torch.inference_mode()(torch.rand)(256, 256), None),
 }
 
 
@@ -220,7 +228,7 @@ def program_data(saved: Iterable[Tensor] = ()) -> ProgramData:
 
 def test_what_the_step_follows_and_has_saved_stays_in_the_middle_of_it() -> None:
     """It may leave as what autograd has saved. An op that is not seen may be working on anything."""
-    followed, saved, free = (torch.rand(64, 64) for _ in range(3))
+    followed, saved, free = (torch.rand(256, 256) for _ in range(3))
     memory: Any = Memory()
     for is_in_op in (False, True):
         data = program_data([saved])
@@ -230,7 +238,7 @@ def test_what_the_step_follows_and_has_saved_stays_in_the_middle_of_it() -> None
 
 
 def test_what_an_earlier_step_has_saved_stays_when_the_next_one_begins() -> None:
-    saved, free = (torch.rand(64, 64) for _ in range(2))
+    saved, free = (torch.rand(256, 256) for _ in range(2))
     memory, data = Memory(), program_data([saved])
     data.step_begins(memory, True, ())  # type: ignore[arg-type]
     assert storage_key(free) in memory.found
@@ -238,7 +246,7 @@ def test_what_an_earlier_step_has_saved_stays_when_the_next_one_begins() -> None
 
 
 def test_what_a_step_is_given_leaves_too_once_anything_has() -> None:
-    memory, data, given = Memory(), program_data(), {"rows": [torch.rand(64, 64)]}
+    memory, data, given = Memory(), program_data(), {"rows": [torch.rand(256, 256)]}
     data.step_begins(memory, False, given)  # type: ignore[arg-type]
     assert memory.found == []
     data.step_begins(memory, True, ())  # type: ignore[arg-type]
