@@ -116,3 +116,40 @@ def test_what_the_program_writes_itself_waits_for_the_copy_that_reads_it() -> No
     expected = clamped(None)
     torch.cuda.empty_cache()
     assert clamped(torch.cuda.memory_allocated() + PERSISTENT_BYTES // 2) == expected
+
+
+def filled_ahead(budget_bytes: int | None, *, on_another_stream: bool) -> tuple[list[float], int]:
+    """Return the losses where each batch is put into the same memory, and the bytes of data that left."""
+    model, beside = network(CUDA), torch.cuda.Stream()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    batches = torch.randn(2 * STEPS, 16 * ROWS, WIDTH, generator=torch.Generator().manual_seed(3)).pin_memory()
+    batch, losses = torch.empty(16 * ROWS, WIDTH, device=CUDA), []
+    around = (
+        contextlib.nullcontext() if budget_bytes is None else pooch.auto(model, budget_bytes, optimizer, quiet=True)
+    )
+    with around as auto:
+        for rows in batches:
+            stream = torch.cuda.current_stream()
+            with torch.cuda.stream(beside if on_another_stream else stream):
+                torch.cuda.current_stream().wait_stream(stream)
+                batch.copy_(rows, non_blocking=True)
+            stream.wait_stream(beside)
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        moved = {} if auto is None else {each.name: each.out_bytes for each in auto.summary().persistent}
+    return losses, moved.get("data of the program", 0)
+
+
+@pytest.mark.parametrize("on_another_stream", [False, True])
+def test_a_batch_leaves_as_long_as_no_other_stream_works_on_it(on_another_stream: bool) -> None:
+    """Nothing would wait for what that stream writes."""
+    expected, _ = filled_ahead(None, on_another_stream=on_another_stream)
+    torch.cuda.empty_cache()
+    budget_bytes = torch.cuda.memory_allocated() + 2**20  # less than a step needs
+    losses, out_bytes = filled_ahead(budget_bytes, on_another_stream=on_another_stream)
+    assert losses == expected
+    batch_bytes = 4 * 16 * ROWS * WIDTH
+    assert out_bytes <= batch_bytes if on_another_stream else out_bytes > batch_bytes
