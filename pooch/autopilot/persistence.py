@@ -427,19 +427,22 @@ class Persistence:
         if self.has_compiled or any(compiled_part(model) is not None for model in models):
             self._refuse_compiled()
             return None
-        self._slice_bytes = self._needs.slice_bytes(parameters_of(models))
-        needed_bytes = self._check_tier(models)
-        try:
-            self.memory = PersistentMemory(self._evictor, budget_bytes, self._slice_bytes)
-        except UsageError as error:
-            self._is_refused = True
-            self._say(str(error))
-            return None
-        self._models = [weakref.ref(model) for model in models]
-        self._calls.begin()
-        self._moved, self._staying_bytes = self.memory.values.moved, self.memory.staying_bytes
-        if needed_bytes is not None:
-            self.memory.reserve(needed_bytes)
+        with self._evictor.lock:  # another thread may be about to step its optimizer
+            if self.memory is not None:
+                return self.memory
+            self._slice_bytes = self._needs.slice_bytes(parameters_of(models))
+            needed_bytes = self._check_tier(models)
+            try:
+                self.memory = PersistentMemory(self._evictor, budget_bytes, self._slice_bytes)
+            except UsageError as error:
+                self._is_refused = True
+                self._say(str(error))
+                return None
+            self._models = [weakref.ref(model) for model in models]
+            self._calls.begin()
+            self._moved, self._staying_bytes = self.memory.values.moved, self.memory.staying_bytes
+            if needed_bytes is not None:
+                self.memory.reserve(needed_bytes)
         self._say(
             f"parameters, gradients and the optimizer's state leave {self._evictor.device.type} memory where a step "
             f"would pass {told or f'the budget of {format_bytes(budget_bytes)}'}"

@@ -97,6 +97,8 @@ class _Method:
                 here.tensors.pop()
 
     def __getattr__(self, name: str) -> Any:
+        if "__wrapped__" not in self.__dict__:  # it is just being copied
+            raise AttributeError(name)
         return getattr(self.__dict__["__wrapped__"], name)
 
     def __eq__(self, other: object) -> bool:

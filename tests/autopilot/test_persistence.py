@@ -22,6 +22,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pooch
+import pooch.autopilot.persistence
 from pooch.autopilot.autopilot import Auto
 from pooch.executor.persistent import PersistentMemory
 from pooch.ground.errors import TierError
@@ -998,3 +999,25 @@ def test_an_optimizer_that_keeps_a_list_beside_its_states_is_like_any_other() ->
         return everything(model, optimizer)
 
     assert found(tight) == found(None)
+
+
+def test_two_threads_that_have_things_leave_at_once_have_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where one begins a step and the other is about to step its optimizer."""
+    model, begun = network(), threading.Event()
+    made: list[Any] = []
+    original = pooch.autopilot.persistence.PersistentMemory
+
+    def slowly(*args: Any) -> Any:
+        begun.set()
+        time.sleep(0.2)  # for as long as the other would need to make one of its own
+        return original(*args)
+
+    monkeypatch.setattr(pooch.autopilot.persistence, "PersistentMemory", slowly)
+    with pooch.auto(model, 2**30, quiet=True) as auto:
+        persistence = auto._driver._persistence
+        other = threading.Thread(target=lambda: made.append(persistence._begin([model], 2**30)))
+        other.start()
+        begun.wait(60)
+        made.append(persistence._begin([model], 2**30))
+        other.join()
+        assert made[0] is made[1] is persistence.memory
