@@ -34,7 +34,7 @@ from .governed import GovernedModels, device_named, models_of
 from .held_devices import beginning, end_held
 from .library import Library
 from .node import tier_budget, tier_share
-from .optimizer_states import optimizers_of
+from .optimizer_states import given_optimizers
 from .persistence import Persistence
 from .remarks import Remarks
 from .reserved_memory import ReservedMemory
@@ -72,7 +72,7 @@ class Auto:
         governed = GovernedModels(models, None if device is None else device_named(device))
         self._moves_in = device is not None and bool(models)
         device = governed.device
-        optimizers = optimizers_of(optimizer)
+        optimizers = given_optimizers(optimizer)
         with beginning(device):
             tell, warn = (messages.tell, messages.warn) if tell is None else (tell, tell)
             node_bytes = tier_budget(device, host_budget, disk_budget)
@@ -329,9 +329,8 @@ def auto(
     Raises:
         InfeasibleTier: What has to leave before training begins does not fit into the swap tier.
         UsageError: The model or the optimizer is none, or the model is under a plan; the budget does not parse; there
-            is no such device;
-            `allow_recompute` is neither of both; `quiet` is given with `tell`; what is reserved cannot be bounded, or
-            not by a share; or this rank is not in `process_group`.
+            is no such device; `allow_recompute` is neither of both; `quiet` is given with `tell`; what is reserved
+            cannot be bounded, or not by a share; or this rank is not in `process_group`.
     """
     if quiet and tell is not None:
         raise UsageError("quiet=True says nothing, and tell= is for what is said: give one of them")

@@ -34,7 +34,7 @@ def is_stepping() -> bool:
 _AROUND_STEPS = "wrapper"  # what `torch.optim.Optimizer` surrounds the steps of all kinds of optimizers with
 
 
-def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
+def given_optimizers(given: object) -> list[torch.optim.Optimizer]:
     """Return the optimizers that were given: none, one, or several.
 
     Raises:

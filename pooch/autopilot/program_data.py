@@ -50,7 +50,7 @@ class ProgramData:
         """
         is_due = has_missed and self._is_due()
         if is_due and self._looks_at_all:
-            self._adopt(memory, self._free(live_tensors(self._evictor.device.type), memory.library))
+            self._look(memory.library, {}, lambda: memory)
         elif is_due or self._has_begun:
             self._adopt(memory, self._free(find_tensors(arguments), memory.library), is_given=True)
 
@@ -66,8 +66,9 @@ class ProgramData:
             memory_now: Returns what lets things leave, or None if nothing can.
         """
         holds = library.is_in_op() or _is_autograd_running()
-        if not (holds and self._looks_at_all and self._is_due()):
-            return False
+        return holds and self._looks_at_all and self._is_due() and self._look(library, followed, memory_now)
+
+    def _look(self, library: Any, followed: Storages, memory_now: Callable[[], PersistentMemory | None]) -> bool:
         try:
             with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
                 free = self._free(live_tensors(self._evictor.device.type), library)

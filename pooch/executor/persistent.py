@@ -1,8 +1,8 @@
 """What outlives the steps under a budget on a real device: parameters, buffers, gradients, states of optimizers, data.
 
 They are found by looking at the models and their optimizers, where autograd has accumulated a gradient, and among what
-the program holds. From then
-on their bytes may leave whenever nothing works on them, and are brought back before an op does, wherever that is.
+the program holds. From then on their bytes may leave whenever nothing works on them, and are brought back before an op
+does, wherever that is.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from pooch.torchtools.watch import LIBRARY
 from tests.live_before import live_before
 from tests.other_threads import another_thread
 
+pytestmark = pytest.mark.skipif(LIBRARY.get() is None, reason="nothing leaves without what watches natively")
 ROWS, WIDTH, LAYERS = 128, 64, 12
 STEPS = 4
 CPU = torch.device("cpu")
@@ -271,6 +272,16 @@ def test_nobody_looks_while_another_thread_may_train(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(autopilot_data, "live_tensors", lambda _: pytest.fail("its ops free storages just then"))
     with another_thread(may_train=True):
         program_data().step_begins(Memory(), True, ())  # type: ignore[arg-type]
+
+
+def test_a_look_that_fails_as_a_step_begins_is_no_failure_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a process is not given more memory, a list of all objects may be too large."""
+
+    def without_memory(_: str) -> list[Tensor]:
+        raise MemoryError
+
+    monkeypatch.setattr(autopilot_data, "live_tensors", without_memory)
+    program_data().step_begins(Memory(), True, ())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("made", [lambda one: one.new(2, 3), lambda one: one.new_tensor([1.0, 2.0]), Tensor.new])
