@@ -19,7 +19,7 @@ NEEDS_A_GPU = (
     "tests/profiler/test_workspaces.py",
     *(
         f"tests/torchtools/test_{name}.py"
-        for name in ("accelerators", "memory_on_a_gpu", "peak_counters", "requested_sizes", "rounding")
+        for name in ("accelerators", "memory_on_a_gpu", "peak_counters", "requested_sizes", "rounding", "threads")
     ),
 )
 EITHER_DEVICE = (

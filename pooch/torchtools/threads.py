@@ -7,7 +7,18 @@ import threading
 import weakref
 from itertools import repeat
 
+import torch
+
 from .waiting_threads import does_wait
+
+
+def _is_autograds() -> bool:
+    """Whether the calling thread is one in which autograd runs what another has called for, as on a GPU.
+
+    It does nothing of its own: while it works, the other waits in `backward()`, and counts.
+    """
+    in_pass = torch._C._current_graph_task_id() != -1
+    return in_pass and isinstance(threading.current_thread(), threading._DummyThread)  # not begun in Python
 
 
 class _Token:
@@ -19,7 +30,8 @@ class _Token:
 class _Here(threading.local):
     def __init__(self) -> None:
         self.token = _Token()
-        _TRAINING[threading.get_ident()] = self.token
+        if not _is_autograds():
+            _TRAINING[threading.get_ident()] = self.token
 
 
 _TRAINING: weakref.WeakValueDictionary[int, _Token] = weakref.WeakValueDictionary()  # by the numbers of their threads
@@ -47,7 +59,8 @@ class OwnThread:
 
 def trains_here() -> None:
     """Note that the calling thread trains: it may do so again, even if it only waits when somebody looks."""
-    _TRAINING[threading.get_ident()] = _HERE.token
+    if not _is_autograds():
+        _TRAINING[threading.get_ident()] = _HERE.token
 
 
 def is_alone() -> bool:

@@ -330,6 +330,23 @@ def test_one_that_has_trained_may_go_on() -> None:
     assert is_alone()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="autograd has threads of its own for devices")
+def test_those_of_autograd_train_nothing_of_their_own() -> None:
+    found = []
+
+    def look(_: torch.Tensor) -> None:
+        found.append((OwnThread(), threading.current_thread()))  # Python knows of the thread from then on
+
+    there = torch.ones(2, device="cuda", requires_grad=True)
+    there.register_hook(look)
+    there.sum().backward()
+    ((own, thread),) = found
+    assert thread in threading.enumerate()
+    assert not own.is_here
+    assert comes_true(is_alone)
+
+
 class Known:
     pass
 
