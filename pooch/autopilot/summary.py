@@ -306,12 +306,13 @@ def _budget(summary: AutoSummary) -> str:
         held = f"Budget passed in {passed:,} of {plural(steps, 'step')}" if passed else f"Budget held {in_all(steps)}"
         return f"{held}: peak {format_bytes(summary.peak_bytes)}, budget {format_bytes(budget_bytes)} by now"
     held = budget_verdict(summary.peak_bytes, budget_bytes, steps, summary.steps_over_budget)
+    excepted = []
     if summary.between_peak_bytes > budget_bytes:
         over = format_bytes(summary.between_peak_bytes - budget_bytes)
-        held += f", but passed by {over} between them, as in optimizer.step()"
+        excepted.append(f"passed by {over} between them, as in optimizer.step()")
     if summary.before_bytes > budget_bytes:
-        held += f", but {format_bytes(summary.before_bytes)} were live before the first"
-    return held
+        excepted.append(f"{format_bytes(summary.before_bytes)} were live before the first")
+    return f"{held}, {'and' if summary.steps_over_budget else 'but'} {', and '.join(excepted)}" if excepted else held
 
 
 def _numbers(summary: AutoSummary) -> str:

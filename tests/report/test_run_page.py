@@ -74,6 +74,14 @@ TIMES = {"ms_on_plan": 102.0, "plain_ms_on_plan": 100.0, "predicted_ms_on_plan":
         ),
         ({"between_peak_bytes": 100 * 2**20}, "steps, but passed by 1.00 MiB between them, as in optimizer.step()"),
         ({"before_bytes": 100 * 2**20}, "steps, but 100.00 MiB were live before the first"),
+        (
+            {"between_peak_bytes": 100 * 2**20, "before_bytes": 101 * 2**20},
+            "but passed by 1.00 MiB between them, as in optimizer.step(), and 101.00 MiB were live before the first",
+        ),
+        (
+            {"peak_bytes": 101 * 2**20, "steps_over_budget": 1, "between_peak_bytes": 100 * 2**20},
+            "steps: 101.00 of 99.00 MiB, and passed by 1.00 MiB between them, as in optimizer.step()",
+        ),
         ({"budget_bytes": None}, "Budget not known yet: peak 98.00 MiB in all 10 steps"),
         ({"steps_on_plan": 0}, "in the one step; no step on a plan yet"),
         ({"steps_on_plan": 0, "steps_online": 0}, "no step was run under the budget"),
