@@ -22,7 +22,8 @@ from ..ground.errors import UsageError
 from ..ground.units import format_bytes
 from ..ground.visible import one_line
 from ..ir import Plan, Profile
-from ..torchtools.accelerators import shares_memory
+from ..torchtools.accelerators import shares_memory, spills_silently
+from ..torchtools.device_memory import free_bytes
 from ..torchtools.ranks import local_count
 from .budget import Bound, HeldBudget, budget_of, check_bound
 from .cache import PlanCache, Purpose
@@ -116,6 +117,8 @@ class Auto:
             self._before_bytes = live.now()
             if size_bytes is not None and not is_free(budget):
                 remarks.before(self._before_bytes, size_bytes)
+                if spills_silently(device):
+                    remarks.spills(size_bytes, self._before_bytes + free_bytes(device))
             persistence.bring_in(models, device, size_bytes)
             live.reset_peak()
             self._driver = StepDriver(governed, held, live, evictor, library, remarks, persistence, allow_recompute)

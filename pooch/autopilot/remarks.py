@@ -93,6 +93,15 @@ class Remarks:
                 "is built before that is not under it; it holds from here on, where what is there can leave"
             )
 
+    def spills(self, budget_bytes: int, room_bytes: int) -> None:
+        """Tell that the budget is more than the device has left, where nothing fails because of that."""
+        if budget_bytes > room_bytes:
+            self._warn(
+                f"the budget of {format_bytes(budget_bytes)} is more than the {format_bytes(room_bytes)} that the "
+                "device has for this process, and Windows' driver puts what does not fit into the host's memory without an "
+                "error, which is slow: give budget='auto', or less"
+            )
+
     def shared_memory(self, device: torch.device) -> None:
         """Tell that nothing is copied to the memory of the host, as it is that of the device."""
         self._tell(

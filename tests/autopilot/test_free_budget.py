@@ -13,6 +13,7 @@ from torch import Tensor
 
 import pooch
 from pooch.autopilot import Auto, auto
+from pooch.autopilot import autopilot as of_autopilot
 from pooch.autopilot.requests import PlanRequests
 from pooch.errors import UsageError
 from pooch.ground import messages
@@ -204,3 +205,21 @@ def _is_within_what_is_left(held: Auto, lines: list[str]) -> None:
     is_told = any("over the budget" in line for line in lines)
     assert peak_of(held) <= held.budget_bytes + rounding_bytes or is_told
     assert held.budget_bytes + rounding_bytes <= torch.cuda.memory_reserved() + torch.cuda.mem_get_info()[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_cuda, reason="what does not fit goes elsewhere on a CUDA device alone")
+def test_a_budget_that_windows_driver_would_spill_is_told(others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
+    others.free_bytes = 64 * MEBIBYTE
+    monkeypatch.setattr(of_autopilot, "free_bytes", others.found)
+    for release, budget_bytes, tells in (
+        ("6.8.0-generic", 256 * MEBIBYTE, False),
+        ("6.6.87.2-microsoft-standard-WSL2", 256 * MEBIBYTE, True),
+        ("6.6.87.2-microsoft-standard-WSL2", 48 * MEBIBYTE, False),
+    ):
+        monkeypatch.setattr("platform.release", lambda release=release: release)
+        lines: list[str] = []
+        model, _ = a_job(64)
+        with auto(model, live_bytes(device) + budget_bytes, tell=lines.append):
+            pass
+        assert any("Windows' driver" in line and "budget='auto'" in line for line in lines) == tells
