@@ -98,8 +98,8 @@ class Remarks:
         if budget_bytes > room_bytes:
             self._warn(
                 f"the budget of {format_bytes(budget_bytes)} is more than the {format_bytes(room_bytes)} that the "
-                "device has for this process, and Windows' driver puts what does not fit into the host's memory without "
-                "an error, which is slow: give budget='auto', or less"
+                "device has for this process, and Windows' driver puts what does not fit into the host's memory "
+                "without an error, which is slow: give budget='auto', or less"
             )
 
     def shared_memory(self, device: torch.device) -> None:
