@@ -353,7 +353,10 @@ class Persistence:
         self._is_in_op = True
         try:
             has_state = self.memory is None and self._adopt_state()
-            return self._data.leaves_now(library, followed, self._memory_now) or has_state
+            may_look = self._data.may_look_now(library)
+            has_data = may_look and self._data.leaves_now(library, followed, self._memory_now)
+            self._may_resort = has_data or not may_look
+            return has_data or has_state
         finally:
             self._is_in_op = False
 

@@ -12,6 +12,7 @@ from torch.autograd.graph import _engine_run_backward
 from ..executor.evictor import Evictor
 from ..executor.persistent import PersistentMemory
 from ..executor.program_data import data_that_can_leave
+from ..ground.live_objects import YOUNG
 from ..ground.units import format_bytes
 from ..torchtools.accelerators import has_streams
 from ..torchtools.memory_trace import live_tensors
@@ -26,6 +27,11 @@ _PACKAGE = __name__.partition(".")[0]
 class ProgramData:
     """Looks for what the program holds, seldom: with large libraries loaded, that takes as long as a step.
 
+    What each step makes anew, such as what an `autograd.Function` keeps on its context, is young, and found by looking
+    at few objects. Either is done again at once if it has found something, else ever less often.
+
+    PyTorch ends the process if something looks at a storage that another thread is just releasing.
+
     On a device with streams, only what models are called with leaves: something else may be on its way there, on a
     stream that nothing waits for, such as the next batch.
 
@@ -37,8 +43,8 @@ class ProgramData:
     def __init__(self, evictor: Evictor, tell: Callable[[str], None]) -> None:
         self._evictor, self._tell = evictor, tell
         self._looks_at_all = not has_streams(evictor.device)
-        self._misses, self._next_look = 0, 1
         self._has_begun = False
+        self._all, self._young = _Seldom(), _Seldom()
 
     def step_begins(self, memory: PersistentMemory, has_missed: bool, arguments: object) -> None:
         """Have data leave from now on if the budget was passed, and from then on what a step is given.
@@ -48,52 +54,64 @@ class ProgramData:
             has_missed: Whether the step before passed the budget.
             arguments: What the model is called with, in any nesting.
         """
-        is_due = has_missed and self._is_due()
+        is_due = has_missed and is_alone() and self._all.is_due()
         if is_due and self._looks_at_all:
             self._look(memory.library, {}, lambda: memory)
         elif is_due or self._has_begun:
             self._adopt(memory, self._free(find_tensors(arguments), memory.library), is_given=True)
 
+    def may_look_now(self, library: Any) -> bool:
+        """Whether what runs holds what it works on: an op that is watched does, and autograd itself.
+
+        Args:
+            library: Watches ops natively.
+        """
+        return bool(library.is_in_op()) or _is_autograd_running()
+
     def leaves_now(self, library: Any, followed: Storages, memory_now: Callable[[], PersistentMemory | None]) -> bool:
         """Have data leave in the middle of a step that is about to pass the budget; return whether there is any.
 
-        The op that is running holds what it works on, so that this is not what Python alone holds. What the next ones
-        are given is brought back then.
+        What is running has to hold what it works on, so that this is not what Python alone holds. What the next ops are
+        given is brought back then.
 
         Args:
             library: Watches ops natively.
             followed: The storages that the step follows.
             memory_now: Returns what lets things leave, or None if nothing can.
         """
-        holds = library.is_in_op() or _is_autograd_running()
-        return holds and self._looks_at_all and self._is_due() and self._look(library, followed, memory_now)
+        if not self._looks_at_all or not is_alone():
+            return False
+        # What each step makes anew is young, unless garbage was collected meanwhile.
+        if self._has_begun and self._young.is_due() and self._look(library, followed, memory_now, YOUNG):
+            return True
+        return self._all.is_due() and self._look(library, followed, memory_now)
 
-    def _look(self, library: Any, followed: Storages, memory_now: Callable[[], PersistentMemory | None]) -> bool:
+    def _look(
+        self,
+        library: Any,
+        followed: Storages,
+        memory_now: Callable[[], PersistentMemory | None],
+        generations: Sequence[int | None] = (None,),
+    ) -> bool:
         try:
             with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-                free = self._free(live_tensors(self._evictor.device.type), library)
+                free = self._free(live_tensors(self._evictor.device.type, generations), library)
                 found = [each for each in free if followed.get(storage_key(each[0])) is None]
                 memory = memory_now() if found else None
-                return memory is not None and self._adopt(memory, found)
+                has_found = memory is not None and self._adopt(memory, found)
         except (MemoryError, RuntimeError):  # the process has no memory to look with: that is no failure of the step
             return False
+        if has_found:
+            self._young.has_found()
+            if generations is not YOUNG:
+                self._all.has_found()
+        return has_found
 
     def unmark(self) -> None:
         """Have ops on data seen within regions alone, which does not leave any more."""
         if self._has_begun and is_alone():
             for tensor in live_tensors(self._evictor.device.type):
                 unmark(tensor)
-
-    def _is_due(self) -> bool:
-        """Whether to look now that the budget is passed: the first time, the second, the fourth and so on.
-
-        PyTorch ends the process if something looks at a storage that another thread is just releasing.
-        """
-        self._misses += 1
-        if self._misses < self._next_look or not is_alone():
-            return False
-        self._next_look = 2 * self._misses
-        return True
 
     def _free(self, tensors: Iterable[torch.Tensor], library: Any) -> Iterator[Sequence[torch.Tensor]]:
         """Yield those that can leave and that no step that is alive has saved: these leave as its activations do."""
@@ -105,15 +123,39 @@ class ProgramData:
     def _adopt(
         self, memory: PersistentMemory, found: Iterable[Sequence[torch.Tensor]], *, is_given: bool = False
     ) -> bool:
+        before_bytes = _data_bytes(memory)
         memory.adopt_data(found, is_given=is_given)
-        data_bytes = sum(value.size_bytes for value in memory.values if value.kind == "data")
+        data_bytes = _data_bytes(memory)
         if data_bytes and not self._has_begun:
             self._has_begun = True
             self._tell(
                 "nothing else can leave, so tensors that the program holds leave "
                 f"{self._evictor.device.type} memory as well from now on ({format_bytes(data_bytes)})"
             )
-        return data_bytes > 0
+        return data_bytes > before_bytes
+
+
+class _Seldom:
+    """Says when to do what takes long: first, second, fourth time and so on, and at once after a success."""
+
+    def __init__(self) -> None:
+        self._times, self._next = 0, 1
+
+    def is_due(self) -> bool:
+        """Whether to do it this time."""
+        self._times += 1
+        if self._times < self._next:
+            return False
+        self._next = 2 * self._times
+        return True
+
+    def has_found(self) -> None:
+        """Do it the next time as well."""
+        self._times, self._next = 0, 1
+
+
+def _data_bytes(memory: PersistentMemory) -> int:
+    return sum(value.size_bytes for value in memory.values if value.kind == "data")
 
 
 def _is_autograd_running() -> bool:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from itertools import chain, compress, starmap
 from typing import Any
+
+YOUNG = (0, 1)  # generations of objects that few collections of garbage have looked through
 
 _known_frozen = 0  # objects
 
@@ -23,8 +26,12 @@ def unfreeze() -> None:
     _known_frozen = 0
 
 
-def live_objects(kind: type) -> list[Any]:
+def live_objects(kind: type, generations: Sequence[int | None] = (None,)) -> list[Any]:
     """Return all objects of a type and of types derived from it that the interpreter tracks.
+
+    Args:
+        kind: The type.
+        generations: Those to look through, such as `YOUNG`, which takes next to no time. None: all of them.
 
     What a program has frozen by `gc.freeze()` is not listed, though it may be its data and its optimizers. So that ends
     here: collections of garbage look through it again.
@@ -37,10 +44,10 @@ def live_objects(kind: type) -> list[Any]:
         unfreeze()
     kinds = frozenset(map(id, _with_derived(kind)))
     everything: list[Any] = []
-    taking = map(everything.extend, starmap(gc.get_objects, ((),)))
+    taking = map(everything.extend, map(gc.get_objects, generations))
     choosing = compress(everything, map(kinds.__contains__, map(id, map(type, everything))))
     letting_go = starmap(everything.clear, ((),))  # also of itself
-    return list(chain(taking, choosing, letting_go))[1:-1]  # the first and the last return None
+    return list(chain(taking, choosing, letting_go))[len(generations) : -1]  # the first and the last return None
 
 
 def _with_derived(kind: type) -> list[type]:

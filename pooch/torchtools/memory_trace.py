@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -253,11 +253,16 @@ def live_bytes(device: torch.device) -> int:
     return storage_bytes(live_tensors())
 
 
-def live_tensors(device_type: str = "cpu") -> list[torch.Tensor]:
-    """Returns all tensors on a kind of device that the interpreter tracks; in place of sparse ones, their parts."""
+def live_tensors(device_type: str = "cpu", generations: Sequence[int | None] = (None,)) -> list[torch.Tensor]:
+    """Returns all tensors on a kind of device that the interpreter tracks; in place of sparse ones, their parts.
+
+    Args:
+        device_type: the kind of device.
+        generations: those to look through (`ground.live_objects`). None: all of them.
+    """
     found: list[torch.Tensor] = []
     reads_gradients = is_alone()
-    for candidate in live_objects(torch.Tensor):
+    for candidate in live_objects(torch.Tensor, generations):
         if _has_memory(type(candidate)) and candidate.device.type == device_type and not _is_wrapped(candidate):
             found.append(candidate)
             # Another thread may be training with it, and PyTorch ends the process if its gradient is read then.

@@ -46,12 +46,12 @@ DATA = (
     Mutation("tensors of inference leave", _DATA, " and not tensor.is_inference()", ""),
     Mutation("a further view of data is not watched", _MEMORY, "        for each in others:\n            home.mark(each)\n", ""),
     Mutation("a forked process finds no data", _MEMORY, "        memory.bring_data_back()\n", "        pass\n"),
-    Mutation("what an op works on leaves as data", _WHEN, "holds = library.is_in_op() or _is_autograd_running()", "holds = True"),
+    Mutation("what an op works on leaves as data", _WHEN, "return bool(library.is_in_op()) or _is_autograd_running()", "return True"),
     Mutation("what a step follows leaves as data", _WHEN, " if followed.get(storage_key(each[0])) is None]", "]"),
     Mutation("what a step has saved leaves as data", _WHEN, "if storage_key(together[0]) not in saved:", "if True:"),
     Mutation("what a step is given stays", _WHEN, "        elif is_due or self._has_begun:", "        elif is_due:"),
-    Mutation("all objects are looked through in each step", _WHEN, "        self._next_look = 2 * self._misses\n", ""),
-    Mutation("data leaves in later steps alone", "autopilot/persistence.py", "self._data.leaves_now(library, followed, self._memory_now) or has_state", "has_state"),
+    Mutation("all objects are looked through in each step", _WHEN, "        self._next = 2 * self._times\n", ""),
+    Mutation("data leaves in later steps alone", "autopilot/persistence.py", "may_look and self._data.leaves_now(library, followed, self._memory_now)", "False"),
     Mutation("nothing can be made like data", "torchtools/watch/__init__.py", "in (torch.Tensor, torch.nn.Parameter) and is_marked(tensor):", "in () and is_marked(tensor):"),
 )  # fmt: skip
 MEMORY = (
