@@ -87,7 +87,7 @@ class Persistence:
         self._slice_bytes = 0
         self._moved_bytes = self._steps_with_moves = 0
         self.may_plan, self.has_compiled = True, False
-        self._may_resort, self._is_in_op = True, False
+        self._may_resort, self._may_adopt_state, self._is_in_op = True, True, False
         self._untold: list[str] = []  # what came up in the middle of an op
         self._said = set[str]()
 
@@ -256,7 +256,8 @@ class Persistence:
         """
         self._unseen.clear()
         self._has_passed_by = False
-        self._models, self._may_resort = [weakref.ref(model) for model in models], True
+        self._models = [weakref.ref(model) for model in models]
+        self._may_resort = self._may_adopt_state = True
         self._is_budget_known, self._share = budget_bytes is not None, 0.0
         if self._has_to_stay():
             return
@@ -352,7 +353,8 @@ class Persistence:
             return False
         self._is_in_op = True
         try:
-            has_state = self.memory is None and self._adopt_state()
+            may_adopt, self._may_adopt_state = self._may_adopt_state, False
+            has_state = may_adopt and self.memory is None and self._adopt_state()
             may_look = self._data.may_look_now(library)
             has_data = may_look and self._data.leaves_now(library, followed, self._memory_now)
             self._may_resort = has_data or not may_look
