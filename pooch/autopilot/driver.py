@@ -580,7 +580,7 @@ class StepDriver:
             running.stats, running.earlier_peak_bytes = RunStats(), self._live.peak()
             self._prepare(running.stats, self.governed.living)
         if running.decision == "record":
-            self.library.cannot_record(running.key, running.known)
+            self.library.cannot_record(running.known)
         self._follow(running, Step(self.evictor))
 
     def _compiled_call_begins(self) -> None:
