@@ -93,6 +93,10 @@ class DrivenCall(CallContext):
                 driver.abandon()
                 raise
 
+    def leave(self) -> None:
+        """Have calls within it begin steps of their own: its step has ended in it, and it goes on."""
+        self.is_left = self.is_ended = True
+
     def __exit__(self, *exception: Any) -> None:
         if not self._is_outermost:
             return
@@ -124,6 +128,10 @@ class QuietCall(CallContext):
     def __init__(self, driver: Driver) -> None:
         super().__init__()
         self._driver = driver
+        self.is_left = self.is_ended = True
+
+    def leave(self) -> None:
+        """As that of `DrivenCall`."""
         self.is_left = self.is_ended = True
 
     def __enter__(self) -> None:

@@ -517,6 +517,8 @@ class StepDriver:
         else:
             was_known = self.budget.size_bytes is not None
             self._end(is_complete)
+            if self.here.call is not None and self.here.is_within_call:  # such as one that trains part by part
+                self.here.call.leave()
             if is_complete and not was_known and self.budget.size_bytes is not None:
                 self._persistence.share_is_known(self.budget.size_bytes, self.budget.share)
             self._standstill.pass_by(is_in_step=False)
@@ -578,7 +580,7 @@ class StepDriver:
             running.stats, running.earlier_peak_bytes = RunStats(), self._live.peak()
             self._prepare(running.stats, self.governed.living)
         if running.decision == "record":
-            self.library.cannot_record(running.key, running.known)
+            self.library.cannot_record(running.known)
         self._follow(running, Step(self.evictor))
 
     def _compiled_call_begins(self) -> None:

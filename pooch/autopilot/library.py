@@ -412,9 +412,12 @@ class Library:
             known.profile = without_replays(known.profile, values)
             known.is_outdated = True
 
-    def cannot_record(self, key: StepKey, known: Known) -> None:
-        """Note that a kind of step has no profile, because its backward pass builds a graph of its own."""
-        self.not_recorded(key, known)
+    def cannot_record(self, known: Known) -> None:
+        """Note that a kind of step has no profile, because its backward pass builds a graph of its own.
+
+        It counts among the shapes of its family that are recorded: others will build one too, and up to there nothing
+        of the step is replayed.
+        """
         known.never_recorded = True
         known.reason = "its backward pass builds a graph of its own (create_graph=True)"
 

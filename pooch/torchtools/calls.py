@@ -3,6 +3,9 @@
 `torch.nn.Module` has a place for this: the function in `_compiled_call_impl` is called in place of `_call_impl`, and
 copies of the module do not have it. `Module.compile()` uses it too. A region that takes compiled modules calls what was
 there, and puts it back.
+
+What takes all attributes of a module over, as the replicas of DataParallel do, has it among them. So whoever is in that
+place looks which module is being called, and leaves those alone that are not its own.
 """
 
 from __future__ import annotations
@@ -73,6 +76,14 @@ class _Placed:
         module = self._module()
         return module is not None and vars(module).get(PLACE) is self
 
+    def leave_to(self, taker: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Calls a module that has taken over the attributes of this one's, and takes this out of them."""
+        module = self._module()
+        if module is not None and vars(module) is vars(taker):
+            return taker._call_impl(*args, **kwargs)
+        vars(taker).pop(PLACE, None)
+        return taker(*args, **kwargs)
+
 
 class CallRegion(_Placed):
     """Runs each call of a module, including the module's own hooks, within a region.
@@ -112,12 +123,16 @@ class CallRegion(_Placed):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module."""
         module, here = self._module(), self._here
-        assert module is not None, "the module is being called"
         # Also in a part of a compiled function that Dynamo runs in Python.
         if _is_traced() or _compiler._is_compiling_flag or callable(_compiling_now()):
+            assert module is not None, "the module is being called"
             if not (self._takes_compiled or _compiler._is_exporting_flag):  # Dynamo 2.11 takes its function for True
                 _refuse_to_compile_a_planned_model()
             return module._call_impl(*args, **kwargs)
+        caller = sys._getframe(1)
+        if caller.f_code is _CALLING and (called := caller.f_locals["self"]) is not module:
+            return self.leave_to(called, args, kwargs)
+        assert module is not None, "the module is being called"
         if here is None or (call := here.call) is None or call.is_left:
             return self.run(module, args, kwargs)
         # Each part of a model comes here in each call of the model, so this is `plain` without a call of its own.
@@ -169,13 +184,17 @@ class FirstCall(_Placed):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module."""
         module = self._module()
-        assert module is not None, "the module is being called"
         if not (_is_traced() or _compiler._is_compiling_flag or callable(_compiling_now())):
+            caller = sys._getframe(1)
+            if caller.f_code is _CALLING and (called := caller.f_locals["self"]) is not module:
+                return self.leave_to(called, args, kwargs)
+            assert module is not None, "the module is being called"
             self.remove()
             self._comes(module)
             if vars(module).get(PLACE) is not None:
                 return module(*args, **kwargs)
             vars(module)[PLACE] = self
+        assert module is not None, "the module is being called"
         return module._call_impl(*args, **kwargs)
 
     def remove(self) -> None:
@@ -185,6 +204,7 @@ class FirstCall(_Placed):
             del vars(module)[PLACE]
 
 
+_CALLING = torch.nn.Module.__call__.__code__  # of the function that calls what is in that place
 # Asked in every call of every part of a model, so each is one call at most. Dynamo knows what the first one returns.
 _is_traced, _compiler = torch.compiler.is_dynamo_compiling, torch.compiler
 _compiling_now = torch._C._dynamo.eval_frame.get_eval_frame_callback

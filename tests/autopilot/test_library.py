@@ -20,7 +20,7 @@ from pooch.autopilot.cache import PlanCache, Purpose
 from pooch.autopilot.costs import Costs, HostCosts
 from pooch.autopilot.jobs import Answer, Job, answered, completed, done
 from pooch.autopilot.known import MOST_RECORDS, TRIED_STEPS, Known
-from pooch.autopilot.library import PLANNED_SHARE, Library
+from pooch.autopilot.library import MOST_RECORDED, PLANNED_SHARE, Library
 from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.signature import StepKey
 from pooch.autopilot.waiting import JobQueue, Request
@@ -290,6 +290,19 @@ def meet(library: Library, key: StepKey, profile: Profile | None = None) -> str:
     if decision == "record" and profile is not None:
         library.recorded(key, known, profile, 1)
     return decision
+
+
+def test_shapes_whose_backward_passes_build_graphs_are_not_recorded_for_ever() -> None:
+    """Up to there nothing of the step is replayed, and each shape may be a new one, as those of molecules are."""
+    library = a_library()
+    library.choose(key_of(1), 0, 2**20)  # the first step of all is not recorded
+    decisions = []
+    for size in range(2, 8):
+        decision, known = library.choose(key_of(size), 0, 2**20)
+        decisions.append(decision)
+        if decision == "record":
+            library.cannot_record(known)
+    assert decisions == ["record"] * MOST_RECORDED + ["online"] * 3
 
 
 def test_a_thousand_shapes_are_not_all_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

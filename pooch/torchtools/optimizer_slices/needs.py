@@ -82,7 +82,8 @@ def needs_of(optimizer: Optimizer, plain: Step) -> StepNeeds | None:
         return None
     states = {device: RandomStates.of(device) for device in devices}
     try:
-        with _disable_current_modes(), warnings.catch_warnings():
+        # Under the mode that counts, Dynamo gives functions up that the step has compiled, and for good.
+        with _disable_current_modes(), torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _found(*(_Stepped(optimizer, plain, samples) for samples in (few, more, small)))
     except Exception:  # noqa: BLE001

@@ -105,10 +105,16 @@ inline PyObject*& called_in_python() {
   return function;
 }
 
+// Whether the attributes of one module alone have a region, which is being called: they hold it, and so does the caller.
+// Python looks which module is called otherwise. This costs nothing, unlike that.
+inline bool is_of_one_module(PyObject* self) {
+  return Py_REFCNT(self) <= 2;
+}
+
 inline PyObject* governed_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   // No errors are translated here: that would hold warnings back until the call is over.
   const GovernedCall* governed = governed_of(self);
-  if (governed->quiet != nullptr) {
+  if (governed->quiet != nullptr && is_of_one_module(self)) {
     const bool is_within = calling() == governed->quiet->get();
     if (is_within || (governed->begins_steps && (*governed->quiet)->phase == Phase::BETWEEN_STEPS)) {
       const Reference module = Reference::to(PyWeakref_GetObject(governed->module));
