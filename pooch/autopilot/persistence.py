@@ -255,12 +255,12 @@ class Persistence:
             arguments: What the model is called with, in any nesting.
         """
         self._unseen.clear()
+        has_missed = self._has_missed or self._has_missed_between()
         self._has_passed_by = False
         self._models, self._may_resort = [weakref.ref(model) for model in models], True
         self._is_budget_known, self._share = budget_bytes is not None, 0.0
         if self._has_to_stay():
             return
-        has_missed = self._has_missed
         memory = self._memory_of(models, budget_bytes)
         if memory is None:
             return
@@ -273,6 +273,10 @@ class Persistence:
             memory.let_state_leave(self._needs.missing_bytes(here_bytes, budget_bytes))
         memory.make_room()
         self._moved_bytes = memory.moved_bytes
+
+    def _has_missed_between(self) -> bool:
+        """Whether the budget was passed since the last step, as where averages of parameters are updated."""
+        return self._evictor.missing_bytes > 0 and not self._has_passed_by
 
     def _memory_of(self, models: Sequence[torch.nn.Module], budget_bytes: int | None) -> PersistentMemory | None:
         """Return what lets things leave, with all in it that the models have by now; None if nothing needs to leave."""
@@ -353,7 +357,8 @@ class Persistence:
         self._is_in_op = True
         try:
             has_state = self.memory is None and self._adopt_state()
-            return self._data.leaves_now(library, followed, self._memory_now) or has_state
+            trained = parameters_of(self._living())
+            return self._data.leaves_now(library, followed, self._memory_now, trained) or has_state
         finally:
             self._is_in_op = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -54,7 +54,13 @@ class ProgramData:
         elif is_due or self._has_begun:
             self._adopt(memory, self._free(find_tensors(arguments), memory.library), is_given=True)
 
-    def leaves_now(self, library: Any, followed: Storages, memory_now: Callable[[], PersistentMemory | None]) -> bool:
+    def leaves_now(
+        self,
+        library: Any,
+        followed: Storages,
+        memory_now: Callable[[], PersistentMemory | None],
+        trained: Iterable[torch.Tensor] = (),
+    ) -> bool:
         """Have data leave in the middle of a step that is about to pass the budget; return whether there is any.
 
         The op that is running holds what it works on, so that this is not what Python alone holds. What the next ones
@@ -64,14 +70,24 @@ class ProgramData:
             library: Watches ops natively.
             followed: The storages that the step follows.
             memory_now: Returns what lets things leave, or None if nothing can.
+            trained: Parameters that leave as such from the next step on.
         """
         holds = library.is_in_op() or _is_autograd_running()
-        return holds and self._looks_at_all and self._is_due() and self._look(library, followed, memory_now)
+        if not (holds and self._looks_at_all and self._is_due()):
+            return False
+        return self._look(library, followed, memory_now, {id(each) for each in trained})
 
-    def _look(self, library: Any, followed: Storages, memory_now: Callable[[], PersistentMemory | None]) -> bool:
+    def _look(
+        self,
+        library: Any,
+        followed: Storages,
+        memory_now: Callable[[], PersistentMemory | None],
+        without: Collection[int] = (),
+    ) -> bool:
         try:
             with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-                free = self._free(live_tensors(self._evictor.device.type), library)
+                tensors = live_tensors(self._evictor.device.type)
+                free = self._free((each for each in tensors if id(each) not in without), library)
                 found = [each for each in free if followed.get(storage_key(each[0])) is None]
                 memory = memory_now() if found else None
                 return memory is not None and self._adopt(memory, found)
