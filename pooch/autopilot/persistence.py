@@ -84,6 +84,7 @@ class Persistence:
         self._is_budget_known, self._share = False, 0.0  # what more it will have for each byte of state to come
         self._needs = PersistentNeeds(evictor, self.states)
         self._data = ProgramData(evictor, self._say)
+        self._are_viewed = False  # whether autograd held views of parameters when things began to leave
         self._slice_bytes = 0
         self._moved_bytes = self._steps_with_moves = 0
         self.may_plan, self.has_compiled = True, False
@@ -131,6 +132,11 @@ class Persistence:
         if torch.compiler.is_compiling():
             return
         memory = self.memory
+        if memory is not None and self._are_viewed and is_alone():
+            self._are_viewed = False
+            memory.staying_bytes.clear()
+            memory.adopt_models(self._living())
+            memory.make_room()
         if memory is None and not self.states.is_like_before(optimizer):
             memory = self._begin_before(optimizer)
         if memory is None or optimizer in self._sliced.by_optimizer or not is_on(optimizer, self._evictor.device):
@@ -304,7 +310,7 @@ class Persistence:
     def gradients_come(self, growing: GrowingBudget, start_bytes: int) -> None:
         """Have gradients leave in the backward pass of the first step if they would pass a share that is not known yet.
 
-        No op is running. What autograd holds views of stays, as parameters do until the next step.
+        No op is running. What autograd holds views of stays, as parameters do until the optimizer steps.
 
         Args:
             growing: The share as far as it is known.
@@ -319,6 +325,7 @@ class Persistence:
             return
         memory = self._begin(models, budget_bytes, f"{100 * growing.share:.4g}% of what it takes")
         if memory is not None:
+            self._are_viewed = True
             memory.begin_step(models)
             self._attach(models, memory)
 
