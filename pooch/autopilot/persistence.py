@@ -369,6 +369,13 @@ class Persistence:
         finally:
             self._is_in_op = False
 
+    def let_put_state_leave_now(self) -> bool:
+        """Have state leave in the middle of an op that an optimizer's step has put there; return whether there is any."""
+        if self.memory is None:
+            return False
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            return self._sliced.let_put_leave(self.memory)
+
     def _adopt_state(self) -> bool:
         optimizers = self.states.optimizers_of({id(each) for each in parameters_of(self._living())})
         memory = self._memory_now() if any(optimizer.state for optimizer in optimizers) else None

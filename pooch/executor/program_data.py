@@ -48,9 +48,7 @@ def data_that_can_leave(
 def _are_held_by_python_alone(tensors: Sequence[torch.Tensor], library: Any) -> bool:
     views = Counter(id(tensor._base) for tensor in tensors)
     return all(
-        _is_no_result(tensor)
-        and library.is_plain(tensor)
-        and library.references_to(tensor) == 1 + views[id(tensor)]
+        _is_no_result(tensor) and library.is_plain(tensor) and library.references_to(tensor) == 1 + views[id(tensor)]
         for tensor in tensors
     )
 

@@ -126,6 +126,7 @@ def _trained_with_copies(model: nn.Module, optimizer: Any) -> None:
 KINDS: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
     "whole": (Clipping, _trained),
     "another method": (Looking, _trained_looking),
+    "put there": (Putting, _trained),
 }
 
 
