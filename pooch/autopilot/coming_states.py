@@ -80,7 +80,8 @@ class PutStates:
         """
         if not memory.library.is_in_op() or not is_alone():
             return False
-        return any([self._adopt(optimizer, memory) for optimizer in optimizers])  # of all of them
+        found = [self._adopt(optimizer, memory) for optimizer in optimizers]  # of all of them
+        return any(found)
 
     def _adopt(self, optimizer: torch.optim.Optimizer, memory: PersistentMemory) -> bool:
         state = vars(optimizer).get("state")

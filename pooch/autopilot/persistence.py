@@ -370,7 +370,7 @@ class Persistence:
             self._is_in_op = False
 
     def let_put_state_leave_now(self) -> bool:
-        """Have state leave in the middle of an op that an optimizer's step has put there; return whether there is any."""
+        """Have state leave that a step has put there, in the middle of an op; return whether there is any."""
         if self.memory is None:
             return False
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
