@@ -69,7 +69,7 @@ class PutStates:
     """State that optimizers have put there without asking for it, while their steps run."""
 
     def __init__(self) -> None:
-        self._seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        self._seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
 
     def adopt(self, optimizers: Iterable[torch.optim.Optimizer], memory: PersistentMemory) -> bool:
         """Have such state leave in the middle of an op that needs room, and return whether there is any.
@@ -87,11 +87,12 @@ class PutStates:
         state = vars(optimizer).get("state")
         if not isinstance(state, dict):
             return False
-        seen = self._seen.get(optimizer, 0)
-        if len(state) == seen:
+        count, _ = before = self._seen.get(optimizer, (0, 0))
+        now = len(state), sum(1 for _ in find_tensors(next(reversed(state.values()), ())))
+        if now == before:
             return False
-        self._seen[optimizer] = len(state)
-        last = 1 + max(0, len(state) - seen)  # with the one that was last then: it may have had only a part
+        self._seen[optimizer] = now
+        last = 1 + max(0, len(state) - count)  # with the one that was last then: a part of it may be new
         new = [each for each in islice(reversed(state), last) if isinstance(each, torch.Tensor)]
         free = [each for each in new if _is_free(state[each], memory)]
         memory.adopt_state(optimizer, free)
