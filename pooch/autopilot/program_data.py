@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -53,6 +54,10 @@ class ProgramData:
             self._look(memory.library, {}, lambda: memory)
         elif is_due or self._has_begun:
             self._adopt(memory, self._free(find_tensors(arguments), memory.library), is_given=True)
+        if self._has_begun and self._looks_at_all and is_alone():
+            held = held_by_running_steps()
+            if held:
+                self._adopt(memory, self._free(held, memory.library))
 
     def leaves_now(
         self,
@@ -138,3 +143,22 @@ def _is_autograd_running() -> bool:
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE:
         frame = frame.f_back
     return frame.f_code is _engine_run_backward.__code__
+
+
+def held_by_running_steps() -> list[torch.Tensor]:
+    """Return what steps hold in variables that have called their closures, and so this step: directions, gradients.
+
+    What they keep so is known as state only from the end of such a step on.
+    """
+    found: list[torch.Tensor] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == torch.optim.LBFGS.__module__:
+            variables = frame.f_locals
+            found += find_tensors(list(variables.values()))
+            if (
+                type(variables) is dict
+            ):  # before Python 3.13 the frame keeps this copy, with what it has let go of since
+                variables.clear()
+        frame = frame.f_back
+    return found
