@@ -380,6 +380,8 @@ class StepDriver:
         """
         self.take_over()
         freed_bytes = self._garbage.collect(self._steps)
+        if not freed_bytes and self._persistence.let_put_state_leave_now():
+            return 0
         running = self._running
         if freed_bytes or running is None or not running.is_of_this_thread:
             return freed_bytes or None

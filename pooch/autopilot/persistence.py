@@ -84,6 +84,7 @@ class Persistence:
         self._is_budget_known, self._share = False, 0.0  # what more it will have for each byte of state to come
         self._needs = PersistentNeeds(evictor, self.states)
         self._data = ProgramData(evictor, self._say)
+        self._are_viewed = False  # whether autograd held views of parameters when things began to leave
         self._slice_bytes = 0
         self._moved_bytes = self._steps_with_moves = 0
         self.may_plan, self.has_compiled = True, False
@@ -131,6 +132,11 @@ class Persistence:
         if torch.compiler.is_compiling():
             return
         memory = self.memory
+        if memory is not None and self._are_viewed and is_alone():
+            self._are_viewed = False
+            memory.staying_bytes.clear()
+            memory.adopt_models(self._living())
+            memory.make_room()
         if memory is None and not self.states.is_like_before(optimizer):
             memory = self._begin_before(optimizer)
         if memory is None or optimizer in self._sliced.by_optimizer or not is_on(optimizer, self._evictor.device):
@@ -255,13 +261,13 @@ class Persistence:
             arguments: What the model is called with, in any nesting.
         """
         self._unseen.clear()
+        has_missed = self._has_missed or self._has_missed_between()
         self._has_passed_by = False
         self._models = [weakref.ref(model) for model in models]
         self._may_resort = self._may_adopt_state = True
         self._is_budget_known, self._share = budget_bytes is not None, 0.0
         if self._has_to_stay():
             return
-        has_missed = self._has_missed
         memory = self._memory_of(models, budget_bytes)
         if memory is None:
             return
@@ -274,6 +280,10 @@ class Persistence:
             memory.let_state_leave(self._needs.missing_bytes(here_bytes, budget_bytes))
         memory.make_room()
         self._moved_bytes = memory.moved_bytes
+
+    def _has_missed_between(self) -> bool:
+        """Whether the budget was passed since the last step, as where averages of parameters are updated."""
+        return self._evictor.missing_bytes > 0 and not self._has_passed_by
 
     def _memory_of(self, models: Sequence[torch.nn.Module], budget_bytes: int | None) -> PersistentMemory | None:
         """Return what lets things leave, with all in it that the models have by now; None if nothing needs to leave."""
@@ -301,7 +311,7 @@ class Persistence:
     def gradients_come(self, growing: GrowingBudget, start_bytes: int) -> None:
         """Have gradients leave in the backward pass of the first step if they would pass a share that is not known yet.
 
-        No op is running. What autograd holds views of stays, as parameters do until the next step.
+        No op is running. What autograd holds views of stays, as parameters do until the optimizer steps.
 
         Args:
             growing: The share as far as it is known.
@@ -316,6 +326,7 @@ class Persistence:
             return
         memory = self._begin(models, budget_bytes, f"{100 * growing.share:.4g}% of what it takes")
         if memory is not None:
+            self._are_viewed = True
             memory.begin_step(models)
             self._attach(models, memory)
 
@@ -356,11 +367,19 @@ class Persistence:
             may_adopt, self._may_adopt_state = self._may_adopt_state, False
             has_state = may_adopt and self.memory is None and self._adopt_state()
             may_look = self._data.may_look_now(library)
-            has_data = may_look and self._data.leaves_now(library, followed, self._memory_now)
+            trained = parameters_of(self._living()) if may_look else ()
+            has_data = may_look and self._data.leaves_now(library, followed, self._memory_now, trained)
             self._may_resort = has_data or not may_look
             return has_data or has_state
         finally:
             self._is_in_op = False
+
+    def let_put_state_leave_now(self) -> bool:
+        """Have state leave that a step has put there, in the middle of an op; return whether there is any."""
+        if self.memory is None:
+            return False
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            return self._sliced.let_put_leave(self.memory)
 
     def _adopt_state(self) -> bool:
         optimizers = self.states.optimizers_of({id(each) for each in parameters_of(self._living())})

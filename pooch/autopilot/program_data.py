@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -59,6 +60,10 @@ class ProgramData:
             self._look(memory.library, {}, lambda: memory)
         elif is_due or self._has_begun:
             self._adopt(memory, self._free(find_tensors(arguments), memory.library), is_given=True)
+        if self._has_begun and self._looks_at_all and is_alone():
+            held = held_by_running_steps()
+            if held:
+                self._adopt(memory, self._free(held, memory.library))
 
     def may_look_now(self, library: Any) -> bool:
         """Whether what runs holds what it works on: an op that is watched does, and autograd itself.
@@ -68,7 +73,13 @@ class ProgramData:
         """
         return bool(library.is_in_op()) or _is_autograd_running()
 
-    def leaves_now(self, library: Any, followed: Storages, memory_now: Callable[[], PersistentMemory | None]) -> bool:
+    def leaves_now(
+        self,
+        library: Any,
+        followed: Storages,
+        memory_now: Callable[[], PersistentMemory | None],
+        trained: Iterable[torch.Tensor] = (),
+    ) -> bool:
         """Have data leave in the middle of a step that is about to pass the budget; return whether there is any.
 
         What is running has to hold what it works on, so that this is not what Python alone holds. What the next ops are
@@ -78,24 +89,28 @@ class ProgramData:
             library: Watches ops natively.
             followed: The storages that the step follows.
             memory_now: Returns what lets things leave, or None if nothing can.
+            trained: Parameters that leave as such from the next step on.
         """
         if not self._looks_at_all or not is_alone():
             return False
+        without = {id(each) for each in trained}
         # What each step makes anew is young, unless garbage was collected meanwhile.
-        if self._has_begun and self._young.is_due() and self._look(library, followed, memory_now, YOUNG):
+        if self._has_begun and self._young.is_due() and self._look(library, followed, memory_now, without, YOUNG):
             return True
-        return self._all.is_due() and self._look(library, followed, memory_now)
+        return self._all.is_due() and self._look(library, followed, memory_now, without)
 
     def _look(
         self,
         library: Any,
         followed: Storages,
         memory_now: Callable[[], PersistentMemory | None],
+        without: Collection[int] = (),
         generations: Sequence[int | None] = (None,),
     ) -> bool:
         try:
             with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-                free = self._free(live_tensors(self._evictor.device.type, generations), library)
+                tensors = live_tensors(self._evictor.device.type, generations)
+                free = self._free((each for each in tensors if id(each) not in without), library)
                 found = [each for each in free if followed.get(storage_key(each[0])) is None]
                 memory = memory_now() if found else None
                 has_found = memory is not None and self._adopt(memory, found)
@@ -164,3 +179,20 @@ def _is_autograd_running() -> bool:
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE:
         frame = frame.f_back
     return frame.f_code is _engine_run_backward.__code__
+
+
+def held_by_running_steps() -> list[torch.Tensor]:
+    """Return what steps hold in variables that have called their closures, and so this step: directions, gradients.
+
+    What they keep so is known as state only from the end of such a step on.
+    """
+    found: list[torch.Tensor] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == torch.optim.LBFGS.__module__:
+            variables = frame.f_locals
+            found += find_tensors(list(variables.values()))
+            if type(variables) is dict:  # until Python 3.12 the frame keeps this copy, with what it has let go of since
+                variables.clear()
+        frame = frame.f_back
+    return found

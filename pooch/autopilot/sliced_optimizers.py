@@ -11,7 +11,7 @@ from ..executor.persistent import PersistentMemory
 from ..ground.errors import UsageError
 from ..ground.units import format_bytes
 from ..torchtools.optimizer_slices import OptimizerSlices
-from .coming_states import place_makers, take_makers_away
+from .coming_states import PutStates, place_makers, take_makers_away
 from .optimizer_states import OptimizerStates
 
 
@@ -31,11 +31,16 @@ class SlicedOptimizers:
             weakref.WeakKeyDictionary()
         )
         self._coming: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # whose state leaves as it is made
+        self._put = PutStates()
 
     def look(self, memory: PersistentMemory) -> None:
         """Have state leave as it is made that optimizers have got another place for, as where some was loaded."""
         for optimizer in list(self._coming):
             place_makers(optimizer, memory)
+
+    def let_put_leave(self, memory: PersistentMemory) -> bool:
+        """Have state leave that a running step has put there without asking; return whether there is any."""
+        return self._put.adopt(list(self._coming), memory)
 
     def add(self, optimizer: torch.optim.Optimizer, memory: PersistentMemory, slice_bytes: int) -> None:
         """Have the steps of an optimizer run in slices, and its state leave.

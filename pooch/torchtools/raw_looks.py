@@ -21,7 +21,7 @@ from .raw_storages import compared_address
 from .stand_ins import Place, StandIns
 from .standing_aside import SilentMode
 
-_READING = ("__repr__", "__format__", "tolist", "__deepcopy__")
+_READING = ("__repr__", "__format__", "tolist")
 # With the address, the program may read or write at any time from then on.
 _HANDING_OUT = ("numpy", "__array__", "const_data_ptr", "__dlpack__", "apply_", "map_", "map2_")
 # With the storage, too; but who watches everywhere watches storages as well (`raw_storages.py`).
@@ -87,7 +87,7 @@ class _Method:
         here = _HERE
         if not _are_watched() or any(args[0] is each for each in here.tensors if args):
             return self.__wrapped__(*args, **kwargs)
-        with _report((args, kwargs), self.__wrapped__.__name__, self._hands_out, self._hands_storage_out):
+        with _report(self._looked(args, kwargs), self.__wrapped__.__name__, self._hands_out, self._hands_storage_out):
             if not args or torch.overrides.has_torch_function(args):  # the program's code comes first, and is watched
                 return self.__wrapped__(*args, **kwargs)
             try:
@@ -95,6 +95,10 @@ class _Method:
                 return self.__wrapped__(*args, **kwargs)
             finally:
                 here.tensors.pop()
+
+    def _looked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call accesses."""
+        return args, kwargs
 
     def __getattr__(self, name: str) -> Any:
         if "__wrapped__" not in self.__dict__:  # it is just being copied
@@ -109,6 +113,13 @@ class _Method:
 
     def __repr__(self) -> str:
         return repr(self.__wrapped__)
+
+
+class _CopyingMethod(_Method):
+    """Stands in for `Tensor.__deepcopy__`, whose memo holds all that was copied before, with the copies."""
+
+    def _looked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args[:1], {}
 
 
 class _AddressMethod(_Method):
@@ -192,6 +203,10 @@ def _reads(original: Hashable) -> _Method:
     return _Method(original, hands_out=False)
 
 
+def _copies(original: Hashable) -> _CopyingMethod:
+    return _CopyingMethod(original, hands_out=False)
+
+
 def _hands_out(original: Hashable) -> _Method:
     return _Method(original, hands_out=True)
 
@@ -206,6 +221,7 @@ def _hands_storage_out(original: Hashable) -> _Method:
 
 _LOOKS = StandIns(
     *(Place(torch.Tensor, name, _reads) for name in _READING),
+    Place(torch.Tensor, "__deepcopy__", _copies),
     *(Place(torch.Tensor, name, _hands_out) for name in _HANDING_OUT),
     Place(torch.Tensor, "data_ptr", _tells_address),
     *(Place(torch.Tensor, name, _hands_storage_out) for name in _HANDING_OUT_STORAGES),

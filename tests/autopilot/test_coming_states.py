@@ -7,6 +7,7 @@ import io
 import pickle
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import pooch
+from pooch.autopilot.coming_states import PutStates
 from pooch.ground.units import format_bytes
 from pooch.torchtools import watch
 from pooch.torchtools.tensors import find_tensors
@@ -126,6 +128,7 @@ def _trained_with_copies(model: nn.Module, optimizer: Any) -> None:
 KINDS: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
     "whole": (Clipping, _trained),
     "another method": (Looking, _trained_looking),
+    "put there": (Putting, _trained),
 }
 
 
@@ -201,3 +204,44 @@ def test_an_optimizer_is_copied_and_saved_as_it_is() -> None:
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         _trained(model, optimizer)
     assert optimizer.state.default_factory is dict
+
+
+def test_state_of_a_large_parameter_leaves_as_the_rest_of_it_is_made() -> None:
+    """An op needs the parameter and what it makes; both moments beside it would be half as much again."""
+    rows, width = 4096, 128
+
+    def run(budget_bytes: int) -> tuple[list[bytes], int]:
+        before_bytes = live_before()
+        torch.manual_seed(0)
+        model = nn.Embedding(rows, width, sparse=True)
+        optimizer = torch.optim.SparseAdam(model.parameters())
+        with pooch.auto(model, before_bytes + budget_bytes, optimizer, tell=lambda _: None) as auto:
+            for _ in range(2):
+                model(torch.randint(0, rows, (64,))).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            peak_bytes = max(auto.summary().peak_bytes, auto.summary().between_peak_bytes) - before_bytes
+            return contents([*model.parameters(), *find_tensors(list(optimizer.state.values()))]), peak_bytes
+
+    plain, peak_bytes = run(PLENTY_BYTES)
+    budget_bytes = peak_bytes * 3 // 4
+    found, peak_bytes = run(budget_bytes)
+    assert found == plain
+    assert peak_bytes <= budget_bytes
+
+
+def test_the_state_of_a_parameter_is_looked_at_again_where_more_of_it_has_come() -> None:
+    parameter = nn.Parameter(torch.rand(8))
+    optimizer = Putting([parameter])
+    adopted = list[int]()
+    library = SimpleNamespace(is_in_op=lambda: True, references_to=watch.LIBRARY.get().references_to)
+    memory: Any = SimpleNamespace(
+        library=library, adopt_state=lambda of, found: adopted.append(sum(len(of.state[each]) for each in found))
+    )
+    states, state = PutStates(), optimizer.state[parameter]
+    for name in ("first", "second"):
+        states.adopt([optimizer], memory)
+        state[name] = torch.zeros(8)
+        assert states.adopt([optimizer], memory)
+    assert not states.adopt([optimizer], memory)
+    assert adopted == [0, 1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -190,3 +191,23 @@ def test_state_that_grows_with_a_side_is_thought_to() -> None:
 def test_what_cannot_be_copied_tells_nothing() -> None:
     optimizer = torch.optim.LBFGS(network().parameters())
     assert needs_of(optimizer, plain_step(optimizer)) is None
+
+
+def test_what_autograd_held_views_of_leaves_in_the_first_step_of_an_optimizer() -> None:
+    """A share is known only once the backward pass is over; parameters cannot leave within that."""
+
+    def run(is_held: bool) -> list[bytes]:
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        around = pooch.auto(model, "35%", optimizer, tell=lambda _: None) if is_held else contextlib.nullcontext()
+        torch.manual_seed(1)
+        with around as auto:
+            for _ in range(2):
+                model(torch.randn(8, WIDTH)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if auto is not None:
+                    assert auto._driver._persistence.memory.values.moved.out_bytes["parameter"] > 0
+        return contents([*model.parameters()])
+
+    assert run(True) == run(False)

@@ -180,11 +180,15 @@ def test_the_base_of_a_view_leaves_with_it() -> None:
     assert second is view._base
 
 
+class OtherTensor(Tensor):
+    """May be asked nothing."""
+
+
 def test_small_and_other_tensors_stay() -> None:
     """PyTorch reads the state of a generator without an op."""
-    state, masked = torch.get_rng_state(), torch.nn.Buffer(torch.rand(256, 256))
+    state, other = torch.get_rng_state(), torch.rand(256, 256).as_subclass(OtherTensor)
     library = LIBRARY.get()
-    assert list(data_that_can_leave([state, torch.nn.Parameter(masked, requires_grad=False)], CPU, library)) == []
+    assert list(data_that_can_leave([state, other, torch.nn.Parameter(other)], CPU, library)) == []
     torch.set_rng_state(state)
 
 
@@ -210,6 +214,7 @@ STAYING: dict[str, Callable[[], tuple[Tensor, object]]] = {
     "autograd has saved it": _saved,
     "it is trained": lambda: (torch.rand(256, 256, requires_grad=True), None),
     "a sparse tensor has it": _sparse,
+    "autograd knows the parameter": lambda: (weight := nn.Parameter(torch.rand(256, 256)), weight.sum()),
     "it is of inference": lambda: (torch.inference_mode()(torch.rand)(256, 256), None),
 }
 

@@ -42,7 +42,7 @@ DATA = (
     Mutation("the memory of arrays leaves", _DATA, "storage_of(on_storage[0]).resizable() and ", ""),
     Mutation("what another library was given leaves", _DATA, "library.references_to(tensor) == 1 + views[id(tensor)]", "True"),
     Mutation("views keep their base", _DATA, "for each in (tensor, tensor._base):", "for each in (tensor,):"),
-    Mutation("what is trained leaves as data", _DATA, "not tensor.requires_grad and ", ""),
+    Mutation("what is trained leaves as data", _DATA, "_is_no_result(tensor) and ", ""),
     Mutation("tensors of inference leave", _DATA, " and not tensor.is_inference()", ""),
     Mutation("a further view of data is not watched", _MEMORY, "        for each in others:\n            home.mark(each)\n", ""),
     Mutation("a forked process finds no data", _MEMORY, "        memory.bring_data_back()\n", "        pass\n"),
@@ -51,7 +51,7 @@ DATA = (
     Mutation("what a step has saved leaves as data", _WHEN, "if storage_key(together[0]) not in saved:", "if True:"),
     Mutation("what a step is given stays", _WHEN, "        elif is_due or self._has_begun:", "        elif is_due:"),
     Mutation("all objects are looked through in each step", _WHEN, "        self._next = 2 * self._times\n", ""),
-    Mutation("data leaves in later steps alone", "autopilot/persistence.py", "may_look and self._data.leaves_now(library, followed, self._memory_now)", "False"),
+    Mutation("data leaves in later steps alone", "autopilot/persistence.py", "may_look and self._data.leaves_now(library, followed, self._memory_now, trained)", "False"),
     Mutation("nothing can be made like data", "torchtools/watch/__init__.py", "in (torch.Tensor, torch.nn.Parameter) and is_marked(tensor):", "in () and is_marked(tensor):"),
 )  # fmt: skip
 MEMORY = (
