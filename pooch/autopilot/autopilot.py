@@ -22,7 +22,8 @@ from ..ground.errors import UsageError
 from ..ground.units import format_bytes
 from ..ground.visible import one_line
 from ..ir import Plan, Profile
-from ..torchtools.accelerators import shares_memory, spills_silently
+from ..torchtools.accelerators import shares_memory
+from ..torchtools.cuda_only import spills_silently
 from ..torchtools.device_memory import free_bytes
 from ..torchtools.ranks import local_count
 from .budget import Bound, HeldBudget, budget_of, check_bound

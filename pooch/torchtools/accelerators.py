@@ -8,7 +8,6 @@ itself "cuda"; Intel's XPU and vendors' NPUs provide the same functions but have
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -219,14 +218,6 @@ def shares_memory(device: torch.device) -> bool:
         return False
     properties_of = getattr(_module(device), "get_device_properties", None)
     return bool(properties_of and getattr(properties_of(device), "is_integrated", False))
-
-
-def spills_silently(device: torch.device) -> bool:
-    """Returns whether the driver puts what does not fit on the device into the host's memory, instead of refusing it.
-
-    Those of Windows do, also for what runs in its subsystem for Linux, whose kernel says so in its name.
-    """
-    return device.type == "cuda" and "microsoft" in platform.release().lower()
 
 
 def name_of(device: torch.device) -> str:

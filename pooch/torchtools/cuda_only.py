@@ -5,6 +5,7 @@ algorithms that cuDNN chooses by timing. No other file of the package refers to 
 from __future__ import annotations
 
 import contextlib
+import platform
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,14 @@ def driver(device: torch.device) -> dict[str, str]:
 def locks_in_place(device: torch.device) -> bool:
     """Returns whether existing memory can be page-locked for a device with `lock_pages`."""
     return _is_cuda(device)
+
+
+def spills_silently(device: torch.device) -> bool:
+    """Returns whether the driver puts what does not fit on the device into the host's memory, instead of refusing it.
+
+    Those of Windows do, also for what runs in its subsystem for Linux, whose kernel says so in its name.
+    """
+    return _is_cuda(device) and "microsoft" in platform.release().lower()
 
 
 def lock_pages(pointer: int, size_bytes: int, device: torch.device) -> int:

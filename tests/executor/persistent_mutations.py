@@ -138,7 +138,7 @@ READS = (
     Mutation("constant addresses are not seen", _LOOKS, '"const_data_ptr", ', ""),
     Mutation("DLPack is not seen", _LOOKS, '"__dlpack__", ', ""),
     Mutation("functions on items are not seen", _LOOKS, ', "apply_", "map_"', ""),
-    Mutation("lists are not seen", _LOOKS, '"__format__", "tolist", ', '"__format__", '),
+    Mutation("lists are not seen", _LOOKS, '"__format__", "tolist")', '"__format__")'),
     Mutation("an access has ended as it begins", _LOOKS, "            return ends.pop_all()\n", "            return ExitStack()\n"),
     Mutation("reads of storages are not seen", _STORAGES, "    *(Place(torch.UntypedStorage, name, _reading) for name in _READING),\n", ""),
     Mutation("writes to storages are not seen", _STORAGES, "    *(Place(torch.UntypedStorage, name, _writing) for name in _WRITING),\n", ""),

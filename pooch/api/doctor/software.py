@@ -57,7 +57,7 @@ def look_at_memory(patient: Patient) -> Iterator[Finding]:
         figures |= {"device bytes": accelerators.total_bytes(device), "device bytes free": free_bytes(device)}
         whole = format_bytes(accelerators.total_bytes(device))
         text = f"{format_bytes(free_bytes(device))} of {whole} are free on the device; {text}"
-        if accelerators.spills_silently(device):
+        if cuda_only.spills_silently(device):
             text += "; Windows' driver puts what does not fit into the host's memory, which is slow: use budget='auto'"
             yield Finding("memory", "told", text, figures)
             return
