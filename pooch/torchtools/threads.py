@@ -27,11 +27,16 @@ class _Token:
     __slots__ = ("__weakref__",)
 
 
+def _note(token: _Token) -> None:
+    """Note that the calling thread trains, whose token it is, unless it does so for another one."""
+    if not _is_autograds():
+        _TRAINING[threading.get_ident()] = token
+
+
 class _Here(threading.local):
     def __init__(self) -> None:
         self.token = _Token()
-        if not _is_autograds():
-            _TRAINING[threading.get_ident()] = self.token
+        _note(self.token)
 
 
 _TRAINING: weakref.WeakValueDictionary[int, _Token] = weakref.WeakValueDictionary()  # by the numbers of their threads
@@ -59,8 +64,7 @@ class OwnThread:
 
 def trains_here() -> None:
     """Note that the calling thread trains: it may do so again, even if it only waits when somebody looks."""
-    if not _is_autograds():
-        _TRAINING[threading.get_ident()] = _HERE.token
+    _note(_HERE.token)
 
 
 def is_alone() -> bool:
