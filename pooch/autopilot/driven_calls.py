@@ -46,6 +46,11 @@ class Here(CallingThread):
     is_beside = False
     quiet: RunningStep | None = None
 
+    def leave_call(self) -> None:
+        """Have calls within the one that goes on, in which its step has ended, begin steps of their own."""
+        if self.call is not None and self.is_within_call:
+            self.call.is_left = self.call.is_ended = True
+
 
 class DrivenCall(CallContext):
     """Surrounds one call of a governed module.
@@ -93,10 +98,6 @@ class DrivenCall(CallContext):
                 driver.abandon()
                 raise
 
-    def leave(self) -> None:
-        """Have calls within it begin steps of their own: its step has ended in it, and it goes on."""
-        self.is_left = self.is_ended = True
-
     def __exit__(self, *exception: Any) -> None:
         if not self._is_outermost:
             return
@@ -128,10 +129,6 @@ class QuietCall(CallContext):
     def __init__(self, driver: Driver) -> None:
         super().__init__()
         self._driver = driver
-        self.is_left = self.is_ended = True
-
-    def leave(self) -> None:
-        """As that of `DrivenCall`."""
         self.is_left = self.is_ended = True
 
     def __enter__(self) -> None:

@@ -519,8 +519,7 @@ class StepDriver:
         else:
             was_known = self.budget.size_bytes is not None
             self._end(is_complete)
-            if self.here.call is not None and self.here.is_within_call:  # such as one that trains part by part
-                self.here.call.leave()
+            self.here.leave_call()  # such as one that trains part by part
             if is_complete and not was_known and self.budget.size_bytes is not None:
                 self._persistence.share_is_known(self.budget.size_bytes, self.budget.share)
             self._standstill.pass_by(is_in_step=False)
