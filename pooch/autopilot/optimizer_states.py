@@ -16,6 +16,7 @@ from ..ground.live_objects import live_objects
 from ..torchtools.optimizer_slices import StepNeeds, needs_of, plain_step
 from ..torchtools.tensors import find_tensors, gradient_of, tensor_bytes
 from ..torchtools.threads import OwnThread, is_alone
+from .seldom import Seldom
 
 
 def is_stepping() -> bool:
@@ -62,6 +63,7 @@ class OptimizerStates:
         self._given = [weakref.ref(optimizer) for optimizer in given]
         self._attached = attached
         self._seen = self._given  # what was found the last time that state to come was asked for
+        self._looking, self._looked_for = Seldom(), set[int]()  # for optimizers; for those of which parameters
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # without being attached
         self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models whose optimizers were looked for
         self._threads: weakref.WeakKeyDictionary[torch.optim.Optimizer, OwnThread] = weakref.WeakKeyDictionary()
@@ -72,6 +74,7 @@ class OptimizerStates:
         self._threads[optimizer] = OwnThread()
         if optimizer not in self._attached:
             self._stepped.add(optimizer)
+            self._looking.has_found()
 
     def to_attach(self, models: Sequence[torch.nn.Module], device: torch.device) -> list[torch.optim.Optimizer]:
         """Return the optimizers that are not attached of what is found: of some models, given, and that have stepped.
@@ -123,6 +126,13 @@ class OptimizerStates:
         if not found and (look or not self._attached):
             found = live_objects(torch.optim.Optimizer)
         return _that_step(parameters, found)
+
+    def _looked_up(self, parameters: set[int]) -> list[torch.optim.Optimizer]:
+        """Return the optimizers of some parameters. Ever fewer looks are made where a program updates them itself."""
+        if not parameters <= self._looked_for:
+            self._looking.has_found()
+            self._looked_for |= parameters
+        return self.optimizers_of(parameters) if self._looking.is_due() else []
 
     def bytes_of(self, trained: Sequence[torch.nn.Parameter]) -> int:
         """Return how much state the optimizer that was given has for some parameters."""
@@ -188,7 +198,7 @@ class OptimizerStates:
     def _to_come(self, trained: Sequence[torch.nn.Parameter]) -> Iterator[tuple[torch.Tensor, int]]:
         """Yield the parameters that optimizers of a known kind step, with the bytes of state that each has to come."""
         numbers = {id(parameter) for parameter in trained}
-        optimizers = self._living_of(self._seen) or self.optimizers_of(numbers)
+        optimizers = self._living_of(self._seen) or self._looked_up(numbers)
         self._seen = [weakref.ref(optimizer) for optimizer in optimizers]
         for optimizer in optimizers:
             moments = known_moments(optimizer)

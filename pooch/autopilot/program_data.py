@@ -20,6 +20,7 @@ from ..torchtools.memory_trace import live_tensors
 from ..torchtools.tensors import find_tensors, storage_key
 from ..torchtools.threads import is_alone
 from ..torchtools.watch import unmark
+from .seldom import Seldom
 from .steps import Storages
 
 _PACKAGE = __name__.partition(".")[0]
@@ -45,7 +46,7 @@ class ProgramData:
         self._evictor, self._tell = evictor, tell
         self._looks_at_all = not has_streams(evictor.device)
         self._has_begun = False
-        self._all, self._young = _Seldom(), _Seldom()
+        self._all, self._young = Seldom(), Seldom()
 
     def step_begins(self, memory: PersistentMemory, has_missed: bool, arguments: object) -> None:
         """Have data leave from now on if the budget was passed, and from then on what a step is given.
@@ -148,25 +149,6 @@ class ProgramData:
                 f"{self._evictor.device.type} memory as well from now on ({format_bytes(data_bytes)})"
             )
         return data_bytes > before_bytes
-
-
-class _Seldom:
-    """Says when to do what takes long: first, second, fourth time and so on, and at once after a success."""
-
-    def __init__(self) -> None:
-        self._times, self._next = 0, 1
-
-    def is_due(self) -> bool:
-        """Whether to do it this time."""
-        self._times += 1
-        if self._times < self._next:
-            return False
-        self._next = 2 * self._times
-        return True
-
-    def has_found(self) -> None:
-        """Do it the next time as well."""
-        self._times, self._next = 0, 1
 
 
 def _data_bytes(memory: PersistentMemory) -> int:

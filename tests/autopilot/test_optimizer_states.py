@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 import pooch
+from pooch.autopilot import optimizer_states
 from pooch.autopilot.optimizer_states import OptimizerStates
+from pooch.ground.live_objects import live_objects
 
 CPU = torch.device("cpu")
 
@@ -52,3 +54,29 @@ def test_several_optimizers_are_given(kind: type) -> None:
         states = auto._driver._persistence.states
         assert states.to_attach(models, CPU) == optimizers
         assert set(states.to_attach(models[1:], CPU)) == set(optimizers), "all that were given"
+
+
+def test_where_a_program_updates_parameters_by_itself_optimizers_are_looked_for_ever_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Looking through all objects takes 80 ms with a compiler loaded: longer than steps of small models."""
+    looks = list[type]()
+
+    def looked(kind: type) -> list[object]:
+        looks.append(kind)
+        return live_objects(kind)
+
+    monkeypatch.setattr(optimizer_states, "live_objects", looked)
+    models = [nn.Linear(64, 64) for _ in range(2)]
+    states = OptimizerStates((), [])
+    assert [states.bytes_to_come(models[:1]) for _ in range(64)] == [0] * 64
+    assert len(looks) == 7, "at 1, 2, 4 to 64"
+    optimizers = [torch.optim.AdamW(model.parameters()) for model in models]
+    assert states.bytes_to_come(models) == 2 * 2 * 65 * 64 * 4, "at once for other parameters"
+    del optimizers
+    assert states.bytes_to_come(models) == 0
+    looks.clear()
+    optimizer = torch.optim.AdamW(models[0].parameters())
+    states.stepped(optimizer)
+    assert states.bytes_to_come(models) == 2 * 65 * 64 * 4, "at once after a step"
+    assert len(looks) == 1
