@@ -134,11 +134,10 @@ class LiveTrace(StepTrace):
             self._marks.turn()
         if self._live.has_overlapped:
             raise ProfileError("ops of two threads have overlapped")
-        record = self.end()
         collector = CollectorOff()  # it would look through all that is made here, again and again, and find nothing
         try:
             collector.enter()
-            return self._profile(record, _as_one(self.living_models()), link, workload)
+            return self._profile(self.end(), _as_one(self.living_models()), link, workload)
         except KeyError as error:
             raise ProfileError(f"the record of the step has gaps, such as {error}") from error
         finally:
