@@ -7,10 +7,11 @@ from random import Random
 
 import pytest
 
+from pooch.ground.errors import InfeasibleBudget
 from pooch.ir import Choice
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import PlanningRequest
-from pooch.planner.search.leanest import Leanest, _improve, leanest_plan
+from pooch.planner.search.leanest import Leanest, _improve, leanest_plan, try_leanest
 from pooch.planner.search.trials import Trials
 from tests.planner import shapes
 from tests.planner.support import case
@@ -43,3 +44,20 @@ def test_what_it_finds_is_near_the_least_that_any_plan_needs() -> None:
         least += min(trials.least_budget(decisions) for decisions in every)
         found += leanest_plan(trials).budget_bytes
     assert least <= found <= 1.05 * least
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_search_for_any_plan_that_fits_ends_with_the_first(seed: int) -> None:
+    search = of_replays(seed, 8)
+    least_bytes = leanest_plan(search).budget_bytes
+    asked = search.request.evaluator
+    for budget_bytes in (least_bytes, (least_bytes + 3 * search.request.dataflow.profile.peak_bytes) // 4):
+        trials = Trials(PlanningRequest(search.request.dataflow, budget_bytes, asked), search.candidates)
+        try_leanest(trials)
+        assert trials.best is not None
+        assert trials.best.evaluation.timeline.peak_bytes <= budget_bytes
+        assert trials.count < search.count or budget_bytes == least_bytes
+    trials = Trials(PlanningRequest(search.request.dataflow, least_bytes - 1, asked), search.candidates)
+    with pytest.raises(InfeasibleBudget) as caught:
+        try_leanest(trials)
+    assert caught.value.minimum_bytes == least_bytes

@@ -26,19 +26,32 @@ class Leanest:
     budget_bytes: int
 
 
-def leanest_plan(trials: Trials) -> Leanest:
+def leanest_plan(trials: Trials, enough_bytes: int = 0) -> Leanest:
     """Look for the decisions that need the fewest bytes, however long they take.
+
+    Args:
+        trials: evaluates plans.
+        enough_bytes: the search ends with what needs no more than these.
 
     A swapped value is never present where a recomputed one is not, so "swap what can be swapped" is where the search
     starts; a host budget, or the bytes in flight, can make other choices better, so single changes follow. What it
     finds depends on the profile and the host budget only, so asking again for that many bytes always gives a plan.
     """
-    starts = [_swap_within_host(trials, "keep"), _swap_within_host(trials, "recompute")]
-    if not trials.candidates.mostly_swappable:
-        starts += [trials.complete(decisions) for decisions in between_checkpoints(trials.candidates)]
-    found = sorted((Leanest(each, trials.least_budget(each)) for each in starts), key=_budget_bytes)
+    starts = [Leanest(each, trials.least_budget(each)) for each in _starts(trials)]
+    found: list[Leanest] = []
     # What needs least at first may be where single changes lead no further.
-    return min((_improve(trials, each) for each in found[: 1 if trials.many else None]), key=_budget_bytes)
+    for each in sorted(starts, key=_budget_bytes)[: 1 if trials.many else None]:
+        found.append(_improve(trials, each, enough_bytes))
+        if found[-1].budget_bytes <= enough_bytes:
+            break
+    return min(found, key=_budget_bytes)
+
+
+def _starts(trials: Trials) -> Iterator[dict[int, Choice]]:
+    yield _swap_within_host(trials, "keep")
+    yield _swap_within_host(trials, "recompute")
+    if not trials.candidates.mostly_swappable:
+        yield from map(trials.complete, between_checkpoints(trials.candidates))
 
 
 def _budget_bytes(leanest: Leanest) -> int:
@@ -46,12 +59,14 @@ def _budget_bytes(leanest: Leanest) -> int:
 
 
 def try_leanest(trials: Trials) -> None:
-    """The last resort: the plan that needs the fewest bytes.
+    """The last resort: the plan that needs the fewest bytes, or the first on the way there that fits.
 
     Raises:
         InfeasibleBudget: even that one does not fit.
     """
-    leanest, only = leanest_plan(trials), trials.candidates.only
+    if any(trials.fitting(decisions) is not None for decisions in _starts(trials)):
+        return
+    leanest, only = leanest_plan(trials, trials.request.budget_bytes), trials.candidates.only
     if leanest.budget_bytes > trials.request.budget_bytes:
         policy = f"ilp_{only}" if only is not None else "ilp"
         raise InfeasibleBudget(trials.request.budget_bytes, leanest.budget_bytes, policy)
@@ -88,15 +103,18 @@ def _most_in_tier(trials: Trials, others: Decisions, chosen: list[int]) -> int:
     return low
 
 
-def _improve(trials: Trials, leanest: Leanest) -> Leanest:
-    """Try single changes of what takes room at the fullest point, as long as the need shrinks."""
+def _improve(trials: Trials, leanest: Leanest, enough_bytes: int = 0) -> Leanest:
+    """Try single changes of what takes room at the fullest point, as long as the need shrinks and is too high."""
+    if leanest.budget_bytes <= enough_bytes:
+        return leanest
     tried = 0
     for decisions in _changes(trials.candidates, leanest):
         if int(trials.candidates.least_points(decisions).max()) >= leanest.budget_bytes:
             continue
         evaluation = trials.request.evaluator.evaluate(decisions, leanest.budget_bytes - 1)
         if evaluation.timeline.peak_bytes < leanest.budget_bytes and trials.fits_host(evaluation):
-            return _improve(trials, Leanest(decisions, min(trials.least_budget(decisions), leanest.budget_bytes - 1)))
+            budget_bytes = min(trials.least_budget(decisions), leanest.budget_bytes - 1)
+            return _improve(trials, Leanest(decisions, budget_bytes), enough_bytes)
         tried += 1
         if tried == TOGGLES:
             break
