@@ -348,7 +348,7 @@ def _doubt(summary: AutoSummary) -> str | None:
     if max(ratio, 1 / ratio) < TENTH:
         return None
     if ratio < 1:
-        why = "ops took longer when the step was recorded, so against plain steps it may be slower than told"
+        why = "ops took longer when the step was recorded, so it may be slower against plain steps than is said"
     else:
         why = "hooks and copies cost more than was measured, or the machine is busier than when the step was recorded"
     return f"the prediction was not kept: steps on a plan took {ratio:.2f}x what was predicted; {why}"
