@@ -465,7 +465,8 @@ class Library:
     def shapes(self) -> tuple[PlannedShape, ...]:
         """What is known, for the summary; the most frequent steps first."""
         rows = sorted(self._known.items(), key=lambda item: -item[1].steps)
-        return tuple(known.shape(key) for key, known in rows)
+        most_away_bytes = max((known.away_bytes for _, known in rows), default=0)
+        return tuple(known.shape(key, most_away_bytes) for key, known in rows)
 
     def close(self) -> None:
         """Plan no longer."""

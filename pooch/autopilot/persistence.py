@@ -97,6 +97,12 @@ class Persistence:
         """Whether anything of it has left or come back since the step began."""
         return self.memory is not None and self.memory.moved_bytes > self._moved_bytes
 
+    @property
+    def away_bytes(self) -> int:
+        """What of it is away, which plain training has there."""
+        values = () if self.memory is None else self.memory.values
+        return sum(value.size_bytes for value in values if not (value.is_here or value.is_gone))
+
     def refuse(self) -> None:
         """Have nothing leave, as that would free nothing."""
         self._is_refused = True
