@@ -66,7 +66,7 @@ def section(piece: Piece) -> str:
     counted = ", ".join(f"{choices.get(choice, 0)} {text}" for choice, text in WORDS.items())
     return (
         f"## {piece.title}\n\n{piece.about} Predicted: {format_bytes(step.peak_bytes)} instead of "
-        f"{format_bytes(profile.peak_bytes)}; of the activations, {counted}.\n\n"
+        f"{format_bytes(profile.peak_bytes)}; activations: {counted}.\n\n"
         f"```console\n$ pooch plan {path} --budget {piece.budget} --region step --effort fast -o plan.json\n"
         f"$ pooch show plan.json --profile {path} --plot {piece.name}.png\n```\n\n"
         f"![Memory and streams of a step of {piece.name} at {piece.budget}](gallery/{piece.name}.png)\n"
