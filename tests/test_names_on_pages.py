@@ -15,8 +15,8 @@ import pooch
 from pooch.cli.commands import cli
 
 ROOT = Path(__file__).parents[1]
-# Records of runs name what there was then.
-RECORDS = {ROOT / "docs" / f"{name}.md" for name in ("architectures", "engine_mutations", "loops", "results", "setups")}
+# They name what there was in a run, and files of others.
+RECORDS = {ROOT / "docs" / f"{name}.md" for name in ("engine_mutations", "results")}
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - RECORDS)
 FOLDERS = "pooch|tests|benchmarks|examples|notebooks|packaging|profiles"
 
