@@ -384,7 +384,7 @@ class Library:
         if decision != "plan" or not known.needed_bytes:
             return
         if over_bytes > trial.least_over_bytes:
-            self._lose(key, known, f"a step passed the budget by {format_bytes(over_bytes)}")
+            self._lose(key, known, f"a step exceeded the budget by {format_bytes(over_bytes)}")
         elif trial.is_slower(step_ms):
             self._lose(key, known, "its steps took longer than those without a plan")
 

@@ -475,7 +475,7 @@ class Persistence:
                 self.memory.reserve(needed_bytes)
         self._say(
             f"parameters, gradients and the optimizer's state leave {self._evictor.device.type} memory where a step "
-            f"would pass {told or f'the budget of {format_bytes(budget_bytes)}'}"
+            f"would exceed {told or f'the budget of {format_bytes(budget_bytes)}'}"
         )
         return self.memory
 
@@ -519,7 +519,7 @@ class Persistence:
             name = type(optimizer).__name__
             self._say(
                 f"{name} takes about {needed} at once to step its largest parameter, of {parameter}, "
-                f"for which the budget has {room}: optimizer.step() will pass it"
+                f"for which the budget has {room}: optimizer.step() will exceed it"
             )
 
     def moved(self) -> tuple[MovedKind, ...]:

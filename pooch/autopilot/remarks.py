@@ -130,7 +130,7 @@ class Remarks:
         if found_bytes > _CLEARLY_MORE * self._margin_bytes:
             self._margin_bytes = found_bytes
             self._warn(
-                f"live bytes are counted now and then, so a step may pass the budget by up to "
+                f"live bytes are counted now and then, so a step may exceed the budget by up to "
                 f"{format_bytes(found_bytes)}: install a C++ compiler, or lower the budget by that"
             )
 
