@@ -37,7 +37,7 @@ class Piece:
 PIECES = (
     Piece(
         "resnet50-b16-cpu", "60%", "A convolutional network",
-        "Normalizations and activation functions are cheap to run again, so most of what goes is recomputed.",
+        "Normalizations and activation functions are cheap to run again, so most of what leaves is recomputed.",
     ),
     Piece(
         "unet3d-b2-cpu", "60%", "A 3D U-Net with long skips",
@@ -49,7 +49,7 @@ PIECES = (
     ),
     Piece(
         "gpt2-b1-cpu", "60%", "A transformer",
-        "Blocks use both ways: what is cheap to run again is recomputed, and the rest of what goes is copied.",
+        "Blocks use both ways: what is cheap to run again is recomputed, and the rest of what leaves is copied.",
     ),
 )  # fmt: skip
 
@@ -66,7 +66,7 @@ def section(piece: Piece) -> str:
     counted = ", ".join(f"{choices.get(choice, 0)} {text}" for choice, text in WORDS.items())
     return (
         f"## {piece.title}\n\n{piece.about} Predicted: {format_bytes(step.peak_bytes)} instead of "
-        f"{format_bytes(profile.peak_bytes)}; of the activations are {counted}.\n\n"
+        f"{format_bytes(profile.peak_bytes)}; activations: {counted}.\n\n"
         f"```console\n$ pooch plan {path} --budget {piece.budget} --region step --effort fast -o plan.json\n"
         f"$ pooch show plan.json --profile {path} --plot {piece.name}.png\n```\n\n"
         f"![Memory and streams of a step of {piece.name} at {piece.budget}](gallery/{piece.name}.png)\n"

@@ -55,8 +55,11 @@ def quoted(page: str) -> list[str]:
     return [" ".join(block.split()) for block in blocks] + re.findall(r"^\| `(.*?)` \|", table, re.MULTILINE)
 
 
-@pytest.mark.parametrize("message", quoted("trouble.md"))
-def test_each_message_of_the_page_on_trouble_is_one_that_the_program_prints(message: str) -> None:
+QUOTING = ("trouble.md", "auto.md", "persistent.md", "several_devices.md")
+
+
+@pytest.mark.parametrize("message", [message for page in QUOTING for message in quoted(page)])
+def test_each_message_on_a_page_is_one_that_the_program_prints(message: str) -> None:
     assert is_printed(message)
 
 

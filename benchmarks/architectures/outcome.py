@@ -83,7 +83,8 @@ def is_within(cell: Cell) -> bool:
 def is_told(cell: Cell) -> bool:
     """Whether Pooch said that the budget was passed."""
     verdict = cell["pooch"]["verdict"]
-    return not verdict.startswith("pooch: Budget held") or "but passed" in verdict or "live before" in verdict
+    excepted = ("but passed", "but exceeded", "live before")  # the first is in older rows
+    return not verdict.startswith("pooch: Budget held") or any(each in verdict for each in excepted)
 
 
 def slowdown(cell: Cell) -> float:

@@ -36,8 +36,8 @@ def apply(
         plan: made for this model, in the training mode and with the shapes in which it was profiled; or the path of a
             saved plan.
         model: the model.
-        on_mismatch: what to do if a step leaves the profiled path: "warn" and keep the remaining activations, or raise
-            an "error".
+        on_mismatch: what to do if a step leaves the profiled path: "warn" and go on without the plan, within the
+            budget, or raise an "error".
         spill_directory: directory of the CPU engine's spill file (default: POOCH_SPILL_DIRECTORY, or the system's
             directory for temporary files).
         check_copies: compare checksums of what is read from the spill file with those of what was written, so that a
@@ -55,8 +55,9 @@ def apply(
             `ReplayDiffers`.
 
     Raises:
-        UsageError: one of the two is something else; the model is compiled, or already under a plan; the process
-            trains on an arena already; or the plan is for several microbatches in flight and an arena is asked for.
+        UsageError: one of the two is something else; the model was compiled since it was planned, or is already under a
+            plan; parameters or state leave under the plan; the process trains on an arena already; or the plan is for
+            several microbatches in flight and an arena is asked for.
         PlanMismatch: the plan was made for another model or device.
         InvalidSchedule: the plan was changed and cannot be executed.
         TierError: the swap tier cannot be set up.

@@ -83,8 +83,8 @@ def plan(
             pipeline's stage (`pooch.microbatches_in_flight`) or retained forward passes. The profile is that of one;
             budget, predicted peak and host budget are for all of them.
         moves: what may leave: "activations", or "all": parameters, buffers, gradients and the optimizer's state as
-            well, where the step is shorter with them moving, or fits in no other way. `pooch.apply` then needs the
-            optimizer.
+            well, where the step is shorter with them moving, or fits in no other way. Such a plan only
+            predicts: `pooch.apply` refuses it, and `pooch.auto` moves these without one.
         progress: called with what is being done and the share that is done.
 
     Raises:

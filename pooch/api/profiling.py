@@ -65,7 +65,7 @@ def profile(
     Args:
         forward: () -> loss tensor (a scalar). It is called several times and should do the same each time: load the
             batch outside of it.
-        model: the model that the plan will be applied to; not compiled, and not under a plan.
+        model: the model that the plan will be applied to; not under a plan, and in mode "fake" not compiled.
         optimizer: its state counts as persistent bytes, including state that its first step will create. Wrappers such
             as those of Accelerate and Lightning are unwrapped.
         accumulate: gradients live throughout the step. Otherwise they are created in the backward pass and freed after
@@ -91,8 +91,9 @@ def profile(
         ProfileError: `forward` raises, its loss cannot be differentiated, or the step differs from run to run.
         RankError: the model is data parallel or sharded, and another rank has failed. All ranks profile at the same
             time, with the same options.
-        UsageError: the model is compiled or under a plan, `forward` uses nothing of it, an argument is invalid, or
-            `device_model` is given with a mode that runs the step.
+        UsageError: the model is under a plan, or compiled in mode "fake"; `forward` uses nothing of it; an argument is
+            invalid; `allow_recompute="rounding"` is given without `memory_limit`; or `device_model` is given with a
+            mode that runs the step.
     """
     return profile_workload(
         Workload(model, forward, optimizer, workload, batch_size),

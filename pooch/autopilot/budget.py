@@ -29,7 +29,8 @@ def budget_of(budget: float | str) -> tuple[int | None, float | None]:
     """
     if is_smallest(budget):
         raise UsageError(
-            "the budget cannot be 'min' here, as nothing is known before the first step: give bytes or a %"
+            "the budget cannot be 'min' here, as nothing is known before the first step: give bytes, or a share such "
+            "as 60%"
         )
     if isinstance(budget, str) and budget.strip().endswith("%"):
         parsed = parse_bytes(budget, whole_bytes=10**6)

@@ -655,6 +655,7 @@ class StepDriver:
             self.budget.spared_bytes = self.graphs.spared_bytes
         if profile is not None:
             self.library.recorded(running.key, running.known, profile, running.calls)
+            running.known.away_bytes = self._persistence.away_bytes
             self._remarks.margin(margin_bytes(self._live, profile))
             self.budget.step_was_recorded(profile.peak_bytes)
         elif running.decision == "online" and is_complete and running.is_whole:

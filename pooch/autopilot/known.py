@@ -62,6 +62,7 @@ class Known:
         profile: Its profile, or None.
         origin: "recorded", "derived" from other shapes, "cached", or "unknown".
         calls: Number of calls of governed modules in the recorded step; 0 if it was derived.
+        away_bytes: What of parameters and state was away all through the recorded step, which plain training has there.
         plan: Its plan, or None.
         table: The plan, indexed.
         minimum_bytes: The smallest budget for which there is a plan, if one was refused.
@@ -84,6 +85,7 @@ class Known:
     profile: Profile | None = None
     origin: str = "unknown"
     calls: int = 0
+    away_bytes: int = 0
     plan: Plan | None = None
     table: ActionTable | None = None
     minimum_bytes: int = 0
@@ -118,14 +120,15 @@ class Known:
         self.is_provisional = False
         self.needed_bytes, self.moving_ms = 0, 0.0
 
-    def shape(self, key: StepKey) -> PlannedShape:
-        """Return it as the summary shows it."""
+    def shape(self, key: StepKey, derived_away_bytes: int) -> PlannedShape:
+        """Return it as the summary shows it, given what counts as away in a step that was derived."""
+        away_bytes = derived_away_bytes if self.origin == "derived" else self.away_bytes
         return PlannedShape(
             key.text,
             self.origin,
             "online" if self.decision == "record" else self.decision,
             self.steps,
-            self.profile.peak_bytes if self.profile else None,
+            self.profile.peak_bytes + away_bytes if self.profile else None,
             self.plan.predicted_peak_bytes if self.plan else None,
             self.slowdown,
             self.reason,

@@ -384,7 +384,7 @@ class Library:
         if decision != "plan" or not known.needed_bytes:
             return
         if over_bytes > trial.least_over_bytes:
-            self._lose(key, known, f"a step passed the budget by {format_bytes(over_bytes)}")
+            self._lose(key, known, f"a step exceeded the budget by {format_bytes(over_bytes)}")
         elif trial.is_slower(step_ms):
             self._lose(key, known, "its steps took longer than those without a plan")
 
@@ -465,7 +465,8 @@ class Library:
     def shapes(self) -> tuple[PlannedShape, ...]:
         """What is known, for the summary; the most frequent steps first."""
         rows = sorted(self._known.items(), key=lambda item: -item[1].steps)
-        return tuple(known.shape(key) for key, known in rows)
+        most_away_bytes = max((known.away_bytes for _, known in rows), default=0)
+        return tuple(known.shape(key, most_away_bytes) for key, known in rows)
 
     def close(self) -> None:
         """Plan no longer."""

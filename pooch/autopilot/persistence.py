@@ -97,6 +97,12 @@ class Persistence:
         """Whether anything of it has left or come back since the step began."""
         return self.memory is not None and self.memory.moved_bytes > self._moved_bytes
 
+    @property
+    def away_bytes(self) -> int:
+        """What of it is away, which plain training has there."""
+        values = () if self.memory is None else self.memory.values
+        return sum(value.size_bytes for value in values if not (value.is_here or value.is_gone))
+
     def refuse(self) -> None:
         """Have nothing leave, as that would free nothing."""
         self._is_refused = True
@@ -469,7 +475,7 @@ class Persistence:
                 self.memory.reserve(needed_bytes)
         self._say(
             f"parameters, gradients and the optimizer's state leave {self._evictor.device.type} memory where a step "
-            f"would pass {told or f'the budget of {format_bytes(budget_bytes)}'}"
+            f"would exceed {told or f'the budget of {format_bytes(budget_bytes)}'}"
         )
         return self.memory
 
@@ -513,7 +519,7 @@ class Persistence:
             name = type(optimizer).__name__
             self._say(
                 f"{name} takes about {needed} at once to step its largest parameter, of {parameter}, "
-                f"for which the budget has {room}: optimizer.step() will pass it"
+                f"for which the budget has {room}: optimizer.step() will exceed it"
             )
 
     def moved(self) -> tuple[MovedKind, ...]:

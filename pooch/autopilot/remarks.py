@@ -22,14 +22,16 @@ COMPILED = (
     "what was compiled before it, compile blocks of the model (block.compile()), raise the budget or lower the batch "
     "size"
 )
-MORE_THAN_RECORDED = "it was known to fit, and did more than when it was recorded; its next step is recorded again"
+MORE_THAN_RECORDED = (
+    "it was expected to fit, but did more than when it was recorded; the next such step is recorded again"
+)
 NOTHING_LEFT = (
     "everything that can leave had left, and the rest is parameters, gradients, the optimizer's state, inputs, what "
     "the program holds and what single ops need; raise the budget or lower the batch size"
 )
 MOVES_WITHIN = "parameters, gradients or the optimizer's state leave the device or come back in it"
 OTHER_THREAD = (
-    "another thread took it, and only where the thread of the step allocates does anything leave; raise the budget, or "
+    "another thread took it, and activations only leave when the thread of the step allocates; raise the budget, or "
     "let fewer threads compute at the same time"
 )
 OTHER_TRAINS = (
@@ -89,8 +91,8 @@ class Remarks:
         """Tell that more than the budget is live before it is held."""
         if live_bytes > budget_bytes:
             self._warn(
-                f"{format_bytes(live_bytes)} are live before the budget of {format_bytes(budget_bytes)} is held: what "
-                "is built before that is not under it; it holds from here on, where what is there can leave"
+                f"{format_bytes(live_bytes)} are live before the budget of {format_bytes(budget_bytes)} is held: "
+                "what is built before that is not bounded by it; from here on it holds as far as that can leave"
             )
 
     def spills(self, budget_bytes: int, room_bytes: int) -> None:
@@ -128,7 +130,7 @@ class Remarks:
         if found_bytes > _CLEARLY_MORE * self._margin_bytes:
             self._margin_bytes = found_bytes
             self._warn(
-                f"live bytes are counted now and then, so a step may pass the budget by up to "
+                f"live bytes are counted now and then, so a step may exceed the budget by up to "
                 f"{format_bytes(found_bytes)}: install a C++ compiler, or lower the budget by that"
             )
 
@@ -169,6 +171,6 @@ def uncalled(passes: int) -> str:
     """
     ended = "a backward pass" if passes == 1 else f"{passes} backward passes"
     return (
-        f"{ended} ended before a governed model was called, and so not under the budget: from here on a step begins "
-        "where something is first saved for a backward pass"
+        f"{ended} ended before a governed model was called, and so not under the budget: from here on, a step begins "
+        "when a tensor is first saved for a backward pass"
     )

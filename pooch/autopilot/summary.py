@@ -302,14 +302,14 @@ def _budget(summary: AutoSummary) -> str:
     if budget_bytes is None:
         return f"Budget not known yet: peak {format_bytes(summary.peak_bytes)} {in_all(steps)}"
     if summary.is_followed:
-        passed = summary.steps_over_budget
-        held = f"Budget passed in {passed:,} of {plural(steps, 'step')}" if passed else f"Budget held {in_all(steps)}"
+        count = summary.steps_over_budget
+        held = f"Budget exceeded in {count:,} of {plural(steps, 'step')}" if count else f"Budget held {in_all(steps)}"
         return f"{held}: peak {format_bytes(summary.peak_bytes)}, budget {format_bytes(budget_bytes)} by now"
     held = budget_verdict(summary.peak_bytes, budget_bytes, steps, summary.steps_over_budget)
     excepted = []
     if summary.between_peak_bytes > budget_bytes:
         over = format_bytes(summary.between_peak_bytes - budget_bytes)
-        excepted.append(f"passed by {over} between them, as in optimizer.step()")
+        excepted.append(f"exceeded by {over} between them, as in optimizer.step()")
     if summary.before_bytes > budget_bytes:
         excepted.append(f"{format_bytes(summary.before_bytes)} were live before the first")
     return f"{held}, {'and' if summary.steps_over_budget else 'but'} {', and '.join(excepted)}" if excepted else held
@@ -348,7 +348,7 @@ def _doubt(summary: AutoSummary) -> str | None:
     if max(ratio, 1 / ratio) < TENTH:
         return None
     if ratio < 1:
-        why = "ops took longer when the step was recorded, so against plain steps it may be slower than told"
+        why = "ops took longer when the step was recorded, so it may be slower against plain steps than is said"
     else:
         why = "hooks and copies cost more than was measured, or the machine is busier than when the step was recorded"
     return f"the prediction was not kept: steps on a plan took {ratio:.2f}x what was predicted; {why}"

@@ -78,7 +78,7 @@ def _remedy(error: click.UsageError) -> str:
     if isinstance(error, click.MissingParameter) and error.param is not None and error.param.name == "budget":
         return " Give bytes or a share, such as `--budget 16GiB` or `--budget 60%`."
     if isinstance(error, click.NoSuchOption) and error.ctx is not None and error.ctx.parent is None:
-        return f" If it is one of a command, write it behind the command, as in `pooch exec {error.option_name} ...`."
+        return f" If it belongs to a command, write it after the command, as in `pooch exec {error.option_name} ...`."
     return ""
 
 

@@ -28,6 +28,14 @@ _COMMANDS = {
     "workloads": "List the built-in workloads.",
 }
 
+# click leaves a paragraph after "\b" as it is.
+_HELP = """Train a PyTorch model within a memory budget: keep, swap or recompute each activation.
+
+\b
+To begin, run a training script of yours as it is:
+    pooch exec --budget 60% train.py
+"""
+
 _EPILOG = (
     "WORKLOAD is a built-in name (`pooch workloads`) or file.py:function. Exit codes: 0 success, 1 an error, 2 "
     "wrong usage, 3 no plan fits into the budget. --debug, anywhere, shows tracebacks."
@@ -75,7 +83,7 @@ def _print_version(context: click.Context, parameter: click.Parameter, is_asked:
         context.exit()
 
 
-@click.group(cls=LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, help=_HELP, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "-V",
     "--version",
@@ -86,9 +94,4 @@ def _print_version(context: click.Context, parameter: click.Parameter, is_asked:
     help="Show the version.",
 )
 def cli() -> None:
-    r"""Train a PyTorch model under a byte budget: keep, swap or recompute each activation.
-
-    \b
-    To begin, run a training script of yours as it is:
-        pooch exec --budget 60% train.py
-    """
+    """The group that all commands belong to."""

@@ -28,8 +28,8 @@ from .output import print_json, print_tables, print_written, progress_shown, say
 def command(device: str | None, output: Path, as_json: bool) -> None:
     """Examine this machine in at most 3 minutes: whether Pooch keeps its promises here, and what is in its way.
 
-    Looks at software, memory, clocks, random numbers, copies and operators, and trains ten small models plainly and
-    under plans. Exit code 1 where something is wrong.
+    Looks at software, memory, clocks, random numbers, copies and operators, and trains ten small models with
+    Pooch and without. Exit code 1 if something is wrong.
     """
     refuse_missing_device(device)
     import torch
@@ -53,4 +53,4 @@ def command(device: str | None, output: Path, as_json: bool) -> None:
         print_written(output)
     if examination.faults:
         names = ", ".join(each.check for each in examination.causes)
-        raise PoochError(f"not right on this machine: {names} (docs/trouble.md tells more)")
+        raise PoochError(f"not right on this machine: {names}: what to do stands beside each finding")

@@ -76,8 +76,8 @@ class ProgramCommand(click.Command):
     "--budget",
     required=True,
     metavar="BYTES",
-    help="16GiB, 800MB, a number of bytes, 60%: of what the first step takes without Pooch, or auto: what is free, "
-    "looked at anew as steps begin.",
+    help="16GiB, 800MB, a number of bytes, 60% of what the first step takes without Pooch, or auto: what is free, "
+    "checked again as steps begin.",
 )
 @device_option("Where to train models that the script builds on the host (default: where they are).")
 @click.option(
@@ -85,7 +85,7 @@ class ProgramCommand(click.Command):
     metavar="BYTES",
     help="Limit on the bytes in the swap tier of this machine, shared by its ranks (default: none).",
 )
-@click.option("--disk-budget", metavar="BYTES", help="The same where the swap tier is on disk, as for a CPU.")
+@click.option("--disk-budget", metavar="BYTES", help="The same for a swap tier on disk, as a CPU has it.")
 @click.option(
     "--cache",
     type=click.Path(path_type=Path, file_okay=False),

@@ -85,7 +85,7 @@ class GovernedProcess:
             processes = "a process" if self.started_processes == 1 else f"{self.started_processes} processes"
             self._tell(
                 f"no step was run under the budget here: the script has started {processes} through multiprocessing, "
-                "and where one trains, it holds the budget and tells of it"
+                "and each that trains holds the budget and prints its own summary"
             )
             return
         why = self._finder.refusals or ["no model with trainable parameters was called with gradients enabled"]

@@ -167,15 +167,15 @@ verify_option = choice_option(
     "--verify",
     ["always", "first", "off"],
     "first",
-    "Compare what is recomputed with what it replaces: in every step, in full in the first steps and by samples "
-    "afterwards, or not at all.",
+    "Compare what is recomputed with what it replaces: in every step (always), in full in the first steps and by "
+    "samples afterwards (first), or not at all (off).",
 )
 allow_recompute_option = choice_option(
     "--allow-recompute",
     ["exact", "rounding"],
     "exact",
-    "What may be made again: what gives the same bits, and so nothing inside of compiled graphs, or also what these "
-    "round in another way, so that the last digits of losses and gradients may differ.",
+    "What may be recomputed: only what gives the same bits, so nothing inside of compiled graphs (exact); or values "
+    "inside of these too, where the last digits of losses and gradients may differ (rounding).",
 )
 training_options = _together(
     count_option("--steps", 3, "Number of training steps."),
@@ -209,7 +209,8 @@ mode_option = choice_option(
     "--mode",
     ["auto", "run", "offload", "fake"],
     "auto",
-    "How to profile: as it is (run), with saved tensors off the device, without running it, or whichever fits.",
+    "How to profile: as it is (run), with saved tensors off the device (offload), without running it (fake), or "
+    "whichever fits (auto).",
 )
 memory_limit_option = click.option(
     "--memory-limit",

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="CPU time of the search of `ours`, which ends earlier at the bound.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of the search.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Seed of the search."
+)
 @click.option(
     "--capacity", metavar="BYTES", help="Of a CSV file: end the search of `ours` at an arena that is no larger."
 )

@@ -41,8 +41,8 @@ def apply_plan(
     Args:
         plan: A plan made for this model.
         model: The model, in the state (training mode, shapes) in which it was profiled.
-        on_mismatch: What to do when a step leaves the profiled path: "warn" once and keep the remaining activations, or
-            raise an "error".
+        on_mismatch: What to do when a step leaves the profiled path: "warn" once and go on without the plan, within the
+            budget, or raise an "error".
         spill_directory: Directory of the CPU engine's spill file.
         check_copies: Whether to compare checksums of what is read back from the spill file with those of what was
             written.
@@ -57,8 +57,8 @@ def apply_plan(
         The run, whose `remove()` takes the plan off the model.
 
     Raises:
-        UsageError: If the model is none, is compiled, or is already under a plan; or if the plan swaps on a device that
-            shares the host's memory.
+        UsageError: If the model is none, was compiled since, or is already under a plan; if parameters or state leave
+            under the plan; or if it swaps on a device that shares the host's memory.
         PlanMismatch: If the plan was made for another model or device, or has replays that cannot be repeated exactly.
         InvalidSchedule: If the plan was altered so that it cannot be executed.
         TierError: If the swap tier cannot be set up.

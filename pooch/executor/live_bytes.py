@@ -266,6 +266,6 @@ def live_bytes_of(device: torch.device) -> CountedBytes | DeviceBytes | WalkedBy
 @cache
 def _warn(why: str) -> None:
     warnings.warn(
-        f"no counting allocator ({why}): bytes are counted between ops only, so peaks within ops may pass the budget",
+        f"no counting allocator ({why}): bytes are counted between ops only, so peaks within ops may exceed the budget",
         stacklevel=4,
     )

@@ -84,7 +84,7 @@ class Run:
 
     Raises:
         TierError: If the swap tier cannot be set up.
-        UsageError: If the model is compiled, or already under a plan.
+        UsageError: If the model was compiled since it was planned, or is already under a plan.
     """
 
     def __init__(

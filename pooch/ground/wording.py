@@ -86,11 +86,11 @@ def budget_verdict(peak_bytes: int, budget_bytes: int, steps: int, steps_over: i
         rounding_bytes: the part of the peak that a caching allocator has added by rounding.
     """
     beside, over_bytes = of_budget(peak_bytes, budget_bytes), peak_bytes - budget_bytes
-    passed = f"in {steps_over:,} of {plural(steps, 'step')}"
+    exceeded = f"in {steps_over:,} of {plural(steps, 'step')}"
     if steps_over and over_bytes <= rounding_bytes:
-        return f"Budget passed {passed}, before the optimizer's state counted towards it: {beside}"
+        return f"Budget exceeded {exceeded}, before the optimizer's state counted towards it: {beside}"
     if steps_over:
-        return f"Budget passed by {format_bytes(over_bytes - rounding_bytes)} {passed}: {beside}"
+        return f"Budget exceeded by {format_bytes(over_bytes - rounding_bytes)} {exceeded}: {beside}"
     if over_bytes > 0:
         return f"Budget held {in_all(steps)}, but for the allocator's rounding: {beside}"
     return f"Budget held: {beside} {in_all(steps)}"

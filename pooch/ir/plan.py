@@ -95,7 +95,7 @@ class Plan(Document):
         lower_bound_ms: no plan under this budget is faster in the simulator's model.
         gap: (predicted_step_ms - lower_bound_ms) / predicted_step_ms.
         status: "optimal" (gap at most 1%), "feasible", "heuristic" (from a heuristic policy), or "manual".
-        notes: on the planning ("HiGHS is missing, CBC was used").
+        notes: on the planning ("everything fits").
         choices: one `Decision` per activation, in forward order.
         schedule: what is executed.
         expected: forward ops of the region, in order.

@@ -697,7 +697,7 @@ def test_without_a_counting_allocator_the_margin_is_told(monkeypatch: pytest.Mon
             model.zero_grad()
         assert auto.summary().steps_recorded == 1
     (line,) = [line for line in told if "now and then" in line]
-    assert re.search(r"may pass the budget by up to \d+\.\d+ (KiB|MiB)", line)
+    assert re.search(r"may exceed the budget by up to \d+\.\d+ (KiB|MiB)", line)
 
 
 def test_the_margin_is_the_highest_rise_while_nobody_counts() -> None:

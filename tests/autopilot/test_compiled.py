@@ -341,7 +341,7 @@ def test_parameters_that_are_away_come_back_before_a_compiled_graph_runs() -> No
     with under(model):
         assert all(map(torch.equal, compiled_in_the_middle(model), expected))
     told = "\n".join(under.told)
-    assert "leave cpu memory where a step would pass 45% of what it takes" in told
+    assert "leave cpu memory where a step would exceed 45% of what it takes" in told
     assert "stay on the device, as compiled graphs read them by their addresses" in told
 
 

@@ -214,7 +214,7 @@ def test_as_soon_as_it_passes_the_budget_steps_run_online_again(jobs: list[Job])
     asked = len(jobs)
     assert near.steps(4) == ["online"] * 4
     assert len(jobs) == asked
-    why = "the smallest plan needs 1.00 KiB more than the budget, and a step passed the budget by 2.00 KiB"
+    why = "the smallest plan needs 1.00 KiB more than the budget, and a step exceeded the budget by 2.00 KiB"
     assert near.told[-1] == f"steps of 4 run online again: {why}"
     (shape,) = near.library.shapes()
     assert (shape.decision, shape.reason, shape.predicted_peak_bytes) == ("online", why, None)

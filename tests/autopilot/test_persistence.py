@@ -126,6 +126,21 @@ def test_a_model_whose_state_takes_four_times_the_budget_trains_with_the_same_bi
     assert trained(tight) == trained(None)
 
 
+def test_the_peak_without_pooch_counts_state_that_was_away_when_the_step_was_recorded() -> None:
+    model = network()
+    optimizer = adamw(model)
+    parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    with held(model, optimizer, 3 * parameters_bytes) as auto:
+        for _ in range(STEPS):
+            step(model, optimizer)
+        summary = auto.summary()
+    assert any(each.out_bytes for each in summary.persistent)
+    assert summary.steps_recorded > 0
+    (peak_bytes,) = (shape.in_core_peak_bytes for shape in summary.shapes)
+    assert peak_bytes is not None
+    assert peak_bytes - others_bytes > 4 * parameters_bytes, "parameters, gradients and both moments"
+
+
 def test_what_was_live_before_the_budget_and_above_it_is_told() -> None:
     model = network()
     parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())

@@ -100,7 +100,7 @@ def test_gradients_leave_in_the_first_backward_pass_where_parameters_and_they_wo
                 assert memory.values.moved.out_bytes["gradient"] > 0
                 assert driver.budget.size_bytes is not None
                 assert driver.last.peak_bytes <= driver.budget.size_bytes
-                assert any("would pass 80% of what it takes" in line for line in told)
+                assert any("would exceed 80% of what it takes" in line for line in told)
         results.append([parameter.grad for parameter in model.parameters()])
     for plain, governed in zip(*results, strict=True):
         assert plain is not None

@@ -52,8 +52,8 @@ def test_the_first_number_that_differs_is_named() -> None:
 
 def test_a_peak_over_the_budget_is_told_or_not() -> None:
     silent = cell(governed(80, ["1", "2"]))
-    between = cell(governed(80, ["1", "2"], "pooch: Budget held: 1, but passed by 5 bytes between them"))
-    told = cell(governed(80, ["1", "2"], "pooch: Budget passed by 5 bytes"))
+    between = cell(governed(80, ["1", "2"], "pooch: Budget held: 1, but exceeded by 5 bytes between them"))
+    told = cell(governed(80, ["1", "2"], "pooch: Budget exceeded by 5 bytes"))
     assert [outcome.is_told(each) for each in (silent, between, told)] == [False, True, True]
     assert not outcome.is_within(silent)
 

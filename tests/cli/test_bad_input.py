@@ -285,7 +285,7 @@ def test_interrupting_is_no_defect(pooch_command: Command, profile_path: Path, m
     [
         (("optimise", "lstm"), "No such command 'optimise': did you mean optimize?"),
         (("train.py",), "'train.py' is no command: to train under a budget, write `pooch exec --budget 60% train.py`."),
-        (("--budget", "60%", "train.py"), "write it behind the command, as in `pooch exec --budget ...`. See `pooch"),
+        (("--budget", "60%", "train.py"), "write it after the command, as in `pooch exec --budget ...`. See `pooch"),
         (("exec", "train.py"), "Missing option '--budget'. Give bytes or a share, such as `--budget 16GiB` or"),
         (("plan", "{profile}", "--budget", "60%", "--policy", "ilq"), "there is no policy 'ilq': did you mean ilp"),
         (("profile", "resnet50@smal", "-o", "{new}"), "no size 'smal': did you mean resnet50@small?"),

@@ -23,11 +23,13 @@ COMMANDS = (
     "exec",
     "show",
     "report",
+    "export",
     "simulate",
     "compare",
     "max-batch",
     "pack",
     "devices",
+    "doctor",
     "workloads",
     "reproduce",  # of an optional room, so it comes last
 )
@@ -38,6 +40,12 @@ def test_help_lists_every_command_in_the_order_of_the_pipeline(pooch_command: Co
     assert outcome.code == 0
     places = [outcome.out.index(f"\n  {name} ") for name in COMMANDS]
     assert places == sorted(places)
+
+
+def test_help_shows_the_command_to_begin_with_on_a_line_of_its_own(pooch_command: Command) -> None:
+    lines = pooch_command("--help").out.splitlines()
+    assert "pooch exec --budget 60% train.py" in [line.strip() for line in lines]
+    assert not any("\\b" in line or "\b" in line for line in lines)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

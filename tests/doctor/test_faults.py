@@ -82,7 +82,7 @@ def test_a_budget_that_is_passed_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(training, "MODELS", {"leaking": leaking})
     found = examined("training")
     assert [each.check for each in found.faults] == ["training: leaking"]
-    assert "the budget was passed by" in found.faults[0].text
+    assert "the budget was exceeded by" in found.faults[0].text
 
 
 def test_training_that_gets_other_bits_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

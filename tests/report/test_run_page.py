@@ -66,21 +66,21 @@ TIMES = {"ms_on_plan": 102.0, "plain_ms_on_plan": 100.0, "predicted_ms_on_plan":
         ({"recomputed_ops": 1}, "steps; replays not compared"),
         (
             {"peak_bytes": 100 * 2**20, "steps_over_budget": 1},
-            "Budget passed by 1.00 MiB in 1 of 10 steps: 100.00",
+            "Budget exceeded by 1.00 MiB in 1 of 10 steps: 100.00",
         ),
         (
             {"steps_over_budget": 1},
-            "Budget passed in 1 of 10 steps, before the optimizer's state counted",
+            "Budget exceeded in 1 of 10 steps, before the optimizer's state counted",
         ),
-        ({"between_peak_bytes": 100 * 2**20}, "steps, but passed by 1.00 MiB between them, as in optimizer.step()"),
+        ({"between_peak_bytes": 100 * 2**20}, "steps, but exceeded by 1.00 MiB between them, as in optimizer.step()"),
         ({"before_bytes": 100 * 2**20}, "steps, but 100.00 MiB were live before the first"),
         (
             {"between_peak_bytes": 100 * 2**20, "before_bytes": 101 * 2**20},
-            "but passed by 1.00 MiB between them, as in optimizer.step(), and 101.00 MiB were live before the first",
+            "but exceeded by 1.00 MiB between them, as in optimizer.step(), and 101.00 MiB were live before the first",
         ),
         (
             {"peak_bytes": 101 * 2**20, "steps_over_budget": 1, "between_peak_bytes": 100 * 2**20},
-            "steps: 101.00 of 99.00 MiB, and passed by 1.00 MiB between them, as in optimizer.step()",
+            "steps: 101.00 of 99.00 MiB, and exceeded by 1.00 MiB between them, as in optimizer.step()",
         ),
         ({"budget_bytes": None}, "Budget not known yet: peak 98.00 MiB in all 10 steps"),
         ({"steps_on_plan": 0}, "in the one step; no step on a plan yet"),

@@ -192,7 +192,7 @@ HELD = "Budget held: 99.00 of 100.00 MiB in all 3 steps; "
         ({"slowdown": None}, "predicted 10% slower than plain steps, which do not fit here"),
         (
             {"measured_peak_bytes": 101 * 2**20, "steps_over_budget": 2},
-            "Budget passed by 1.00 MiB in 2 of 3 steps: 101.00 of 100.00 MiB; same",
+            "Budget exceeded by 1.00 MiB in 2 of 3 steps: 101.00 of 100.00 MiB; same",
         ),
         (
             {"measured_peak_bytes": 100 * 2**20 + 900, "rounding_bytes": 900},

@@ -88,7 +88,7 @@ def _judged(check: str, outcomes: list[_Outcome], again: str | None, varying: li
         "replayed ops": sum(each.stats.recomputed_ops for each in outcomes),
     }
     if over:
-        text = f"the budget was passed by {format_bytes(over[0].over_bytes)} where {over[0].way}"
+        text = f"the budget was exceeded by {format_bytes(over[0].over_bytes)} where {over[0].way}"
         return Finding(check, "failed", f"{text}: please report it", moved)
     if not differing:
         return Finding(

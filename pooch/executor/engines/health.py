@@ -12,7 +12,7 @@ from ...ground.units import format_bytes
 from ...ground.visible import visible
 
 BY_LIMIT = "limit"  # the kind of fault that is none: the tier may not take more
-_FATE = "until then activations stay or are computed again, which may pass the budget"
+_FATE = "until then activations stay or are computed again, which may exceed the budget"
 _FIRST_LOOK, _LATER = 8, 8  # steps from a fault to the next look at the tier, and how many times longer each time
 
 FAR_SLOWER = 4.0
