@@ -248,6 +248,8 @@ class PersistentMemory:
         del storage
         if not why and self.library.tensors_beside(tensor) > 1 + len(others):
             why = "something else holds views of them"
+        if not why and kind == "buffer" and self.library.references_to(tensor) > 1:  # no tensor of Python's own
+            why = "something else works on them, such as a sparse tensor that is made of them"
         if why:
             self.staying_bytes[why] += size_bytes
             return

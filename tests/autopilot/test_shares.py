@@ -106,3 +106,22 @@ def test_gradients_leave_in_the_first_backward_pass_where_parameters_and_they_wo
         assert plain is not None
         assert governed is not None
         assert torch.equal(plain, governed)
+
+
+def test_it_is_known_after_a_first_step_in_whose_midst_a_model_came() -> None:
+    """Slices of a `Sequential` are new models in each step, so that no step would do otherwise."""
+    gc.collect()
+    torch.manual_seed(0)
+    build, shape = steps()["mlp"]
+    layers, inputs = build(), torch.randn(shape)
+    assert isinstance(layers, nn.Sequential)
+    with pooch.auto(layers[:4], "60%", tell=lambda _: None) as auto:
+        first = layers[:4]
+        auto.add(first)
+        inner = first(inputs)
+        second = layers[4:]
+        auto.add(second)
+        second(inner).square().mean().backward()
+        driver = auto._driver
+        assert driver.budget.size_bytes is not None
+        assert driver.last.peak_bytes <= driver.budget.size_bytes

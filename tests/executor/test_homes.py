@@ -253,6 +253,60 @@ def test_what_somebody_has_the_address_of_stays(kept: Kept, how: str) -> None:
         del held
 
 
+def _embedded(indices: Tensor) -> Tensor:
+    table = torch.ones(9, 4, requires_grad=True)
+    torch.nn.functional.embedding(indices, table, sparse=True).sum().backward()
+    assert table.grad is not None
+    return table.grad
+
+
+SPARSE: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], Tensor]]] = {
+    "indices": (lambda: torch.arange(8).view(1, 8), lambda x: torch.sparse_coo_tensor(x, torch.ones(8), (9,))),
+    "values": (lambda: torch.arange(8.0), lambda x: torch.sparse_coo_tensor(torch.arange(8).view(1, 8), x, (9,))),
+    "rows": (lambda: torch.arange(9), lambda x: torch.sparse_csr_tensor(x, torch.arange(8), torch.ones(8), (8, 8))),
+    "columns": (lambda: torch.arange(8), lambda x: torch.sparse_csc_tensor(torch.arange(9), x, torch.ones(8), (8, 8))),
+    "gradient": (lambda: torch.arange(8), _embedded),
+}
+
+
+@pytest.mark.parametrize("how", SPARSE)
+def test_what_a_sparse_tensor_is_made_of_stays(apart: Apart, how: str) -> None:
+    """Ops on that one read it, and are no ops on what it is made of."""
+    make, made_of = SPARSE[how]
+    expected = made_of(make()).to_dense()
+    part = make()
+    home = apart.add(part)
+    apart.leave()
+    assert not home.is_here
+    made = made_of(part)
+    apart.leave()
+    assert home.is_here
+    assert same(made.to_dense(), expected)
+
+
+def test_what_a_sparse_tensor_was_copied_from_leaves(apart: Apart) -> None:
+    tensor = fresh()
+    home = apart.add(tensor)
+    indices = torch.zeros(2, 1, dtype=torch.int64)
+    made = (tensor.to_sparse(), tensor.sparse_mask(torch.sparse_coo_tensor(indices, torch.ones(1), tensor.shape)))
+    apart.leave()
+    assert not home.is_here
+    assert same(made[0].to_dense(), fresh())
+
+
+def test_a_buffer_that_a_sparse_tensor_was_made_of_before_stays(kept: Kept) -> None:
+    model = nn.Module()
+    columns = torch.arange(4096)
+    model.register_buffer("columns", columns)
+    made = torch.sparse_csr_tensor(torch.arange(4097), columns, torch.ones(4096))
+    kept.memory.adopt_model(model)
+    assert kept.memory.values.of(columns.untyped_storage()._cdata) is None
+    assert made.sum() == 4096
+    del made
+    kept.memory.adopt_model(model)
+    assert kept.memory.values.of(columns.untyped_storage()._cdata) is not None
+
+
 def test_what_is_accessed_without_an_op_stays_until_that_has_ended(kept: Kept) -> None:
     tensor = fresh()
     home = kept.add(tensor)

@@ -298,6 +298,7 @@ inline void on_homes(const c10::OperatorHandle& handle, const Operator& facts, c
   const uint64_t written = facts.may_write_any ? ~uint64_t{0} : facts.written | changed_statistics(facts, arguments);
   const Use use(arguments, written, facts.is_special);
   seen(handle, keys, stack);
+  each_result(*stack, handle, stay_in);
 }
 
 // Has a dispatch mode or a tensor's class see an op first, as Python's own kernel does. That one excludes all keys above
