@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy
@@ -101,6 +102,40 @@ def test_every_op_finds_what_is_away(apart: Apart, how: str) -> None:
     apart.leave()
     assert same(tensor + 0, fresh())
     assert not home.is_used
+
+
+# Ops that are made of others, which make a view or a copy.
+WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x.t().contiguous(),
+    "double": lambda x: x.double(),
+    "expanded": lambda x: x.expand(2, ROWS, COLUMNS).reshape(-1),
+    "flatten": lambda x: x.t().flatten(),
+    "resolve_conj": lambda x: torch.complex(x, x).conj().resolve_conj().imag,
+    "reshape": lambda x: x.t().reshape(-1),
+    "same": lambda x: x.contiguous().reshape(-1),
+    "to": lambda x: x.to(torch.float32, copy=True),
+}
+BELOW_AUTOGRAD: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "inference": torch.inference_mode,
+    "below": torch._C._AutoDispatchBelowAutograd,
+}
+
+
+@pytest.mark.parametrize("mode", BELOW_AUTOGRAD)
+@pytest.mark.parametrize("how", WHOLE)
+def test_what_comes_as_a_whole_below_autograd_finds_what_is_away(apart: Apart, how: str, mode: str) -> None:
+    """Elsewhere autograd takes such ops apart before anybody sees them."""
+    expected = WHOLE[how](fresh())
+    tensor = fresh()
+    home = apart.add(tensor)
+    apart.leave()
+    assert not home.is_here
+    with BELOW_AUTOGRAD[mode]():
+        found = WHOLE[how](tensor)
+        apart.leave()
+        assert same(found + 0, expected)
+    apart.leave()
+    assert same(tensor + 0, fresh())
 
 
 @pytest.mark.parametrize("how", RAW_READS)

@@ -514,15 +514,20 @@ inline PyObject* use_homes(PyObject*, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
+// Has ops come to the kernel again where it is running, and so is off.
+class KernelOn {
+ public:
+  KernelOn() { c10::impl::tls_set_dispatch_key_excluded(KEY, false); }
+  ~KernelOn() { c10::impl::tls_set_dispatch_key_excluded(KEY, true); }
+  KernelOn(const KernelOn&) = delete;
+};
+
 // In Python: `with_homes(function)` calls a function whose ops have the bytes of homes brought back, also where the kernel
 // is running that would do so, in which it is off. No step sees them.
 inline PyObject* with_homes(PyObject*, PyObject* function) {
   if (!homes().has_any() || !c10::impl::tls_is_dispatch_key_excluded(KEY)) return PyObject_CallNoArgs(function);
   const c10::impl::ExcludeDispatchKeyGuard unseen(c10::DispatchKey::Python);
-  struct On {
-    On() { c10::impl::tls_set_dispatch_key_excluded(KEY, false); }
-    ~On() { c10::impl::tls_set_dispatch_key_excluded(KEY, true); }
-  } on;
+  const KernelOn on;
   return PyObject_CallNoArgs(function);
 }
 

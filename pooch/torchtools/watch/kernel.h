@@ -318,6 +318,11 @@ inline void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet all_ke
   if (!homes().has_any() || !is_on_home(*stack, handle)) return seen(handle, keys, stack);
   const Operator& facts = operator_of(handle);
   if (facts.is_view && !facts.may_write_any) {
+    // Below autograd, as in inference mode, `contiguous` comes as a whole, which may copy: what it is made of is seen.
+    if (handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+      const KernelOn on;
+      return handle.redispatchBoxed(keys, stack);
+    }
     seen(handle, keys, stack);
     each_result(*stack, handle, [](const at::Tensor& tensor) { mark(tensor); });
     return;
