@@ -659,7 +659,7 @@ class StepDriver:
             self.budget.step_was_recorded(profile.peak_bytes)
         elif running.decision == "online" and is_complete:
             self.budget.step_was_counted()  # also with models that came in its midst: allocators count, whoever asks
-        elif running.known.reason == OWN_HOOKS and is_complete and running.is_whole:
+        elif running.known.reason == OWN_HOOKS and is_complete:
             self.budget.step_was_recorded(peak_bytes)
         elif running.decision == "record":
             self.library.not_recorded(running.key, running.known)

@@ -328,7 +328,7 @@ def _numbers(summary: AutoSummary) -> str:
 
 def _time(summary: AutoSummary) -> str:
     if summary.steps_in_core == summary.steps:
-        return "" if summary.steps_over_budget else "everything fits: you do not need a plan"
+        return "" if summary.steps_over_budget or summary.budget_bytes is None else "everything fits: you do not need a plan"
     if not summary.plain_ms_on_plan:
         known = "steps on a plan: what hooks cost is still being measured"
         return known if summary.steps_on_plan else "no step on a plan yet"
