@@ -305,8 +305,8 @@ class Persistence:
             self._end_memory()
             self._say(
                 "parameters, gradients and the optimizer's state stay on the device while PyTorch's profiler records "
-                "shapes or stacks, as it takes addresses: profile with record_shapes=False, with_stack=False to have them "
-                "leave"
+                "shapes or stacks, as it takes addresses: profile with record_shapes=False, with_stack=False to have "
+                "them leave"
             )
         return self.memory is None
 
