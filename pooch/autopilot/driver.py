@@ -658,9 +658,9 @@ class StepDriver:
             running.known.away_bytes = self._persistence.away_bytes
             self._remarks.margin(margin_bytes(self._live, profile))
             self.budget.step_was_recorded(profile.peak_bytes)
-        elif running.decision == "online" and is_complete and running.is_whole:
-            self.budget.step_was_counted()
-        elif running.known.reason == OWN_HOOKS and is_complete and running.is_whole:
+        elif running.decision == "online" and is_complete:
+            self.budget.step_was_counted()  # also with models that came in its midst: allocators count, whoever asks
+        elif running.known.reason == OWN_HOOKS and is_complete:
             self.budget.step_was_recorded(peak_bytes)
         elif running.decision == "record":
             self.library.not_recorded(running.key, running.known)

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,8 @@ class ModelFinder:
                 self._moves.leave(self)
         if self.auto is None:
             return None
-        self.auto.remove()
+        with suppress(UsageError):  # a daemon thread trains as the program ends, and its step ends with that
+            self.auto.remove()
         return self.auto.summary(verbose=verbose)
 
     # A module's own attribute comes first: that of a governed model, or of one that is compiled.

@@ -37,6 +37,7 @@ from .sliced_optimizers import SlicedOptimizers
 from .steps import Storages
 from .summary import MovedKind
 
+_RECORDS_STACKS = "TraceContext"  # of the type of PyTorch's own tracer
 _MOST_STEPS_WITH_MOVES = 3  # in which more than state had to leave though they could be planned
 _NAMES: dict[Kind, str] = {
     "parameter": "parameters",
@@ -310,7 +311,8 @@ class Persistence:
             self._end_memory()
             self._say(
                 "parameters, gradients and the optimizer's state stay on the device while PyTorch's profiler records "
-                "shapes, as it takes addresses: profile with record_shapes=False to have them leave"
+                "shapes or stacks, as it takes addresses: profile with record_shapes=False, with_stack=False to have "
+                "them leave"
             )
         return self.memory is None
 
@@ -553,8 +555,13 @@ class Persistence:
 
 
 def _are_addresses_recorded() -> bool:
-    """Whether a profiler of the program takes the addresses of what ops read, before the ops are seen."""
-    return LIBRARY.loaded is not None and LIBRARY.loaded.records_inputs()
+    """Whether a profiler of the program takes the addresses of what ops read, before the ops are seen.
+
+    Where it records stacks, it takes those of each module's parameters as the module is called.
+    """
+    if LIBRARY.loaded is None:
+        return False
+    return bool(LIBRARY.loaded.records_inputs()) or type(sys.getprofile()).__name__ == _RECORDS_STACKS
 
 
 def tensors_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:

@@ -328,7 +328,8 @@ def _numbers(summary: AutoSummary) -> str:
 
 def _time(summary: AutoSummary) -> str:
     if summary.steps_in_core == summary.steps:
-        return "" if summary.steps_over_budget else "everything fits: you do not need a plan"
+        fits = summary.budget_bytes is not None and not summary.steps_over_budget
+        return "everything fits: you do not need a plan" if fits else ""
     if not summary.plain_ms_on_plan:
         known = "steps on a plan: what hooks cost is still being measured"
         return known if summary.steps_on_plan else "no step on a plan yet"

@@ -93,7 +93,8 @@ class _Call(CallContext):
 
 @contextmanager
 def _told(tell: Callable[[str], None], name: str) -> Iterator[None]:
-    tell(name)
+    if torch._C._current_graph_task_id() == -1:  # else a checkpoint of a planned call computes it again
+        tell(name)
     yield
 
 

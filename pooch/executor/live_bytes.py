@@ -16,6 +16,7 @@ from ..machine.account import LiveBytes, MakeRoom
 from ..torchtools import accelerators
 from ..torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from ..torchtools.endings import end_with
+from ..torchtools.function_modes import past_subclasses
 from ..torchtools.memory_trace import live_bytes, live_tensors
 from ..torchtools.tensors import storage_key, storage_of
 from ..torchtools.watch import address_of, is_away
@@ -64,6 +65,7 @@ class CountedBytes(LiveBytes):
             self._earlier_bytes = live_now_bytes - allocator.live_bytes()  # below zero, if others count more
             self._counted_at = None
 
+    @past_subclasses
     def recount(self, *, if_less: bool = False) -> None:
         """Count again what is alive from before the installation. It walks all Python objects.
 

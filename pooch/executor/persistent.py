@@ -23,6 +23,7 @@ from ..ground.weakly import weakly
 from ..machine.persistent import Kind, PersistentPlace, PersistentValue, PersistentValues
 from ..machine.values import Owner
 from ..torchtools.accelerators import has_streams
+from ..torchtools.function_modes import past_subclasses
 from ..torchtools.tensors import find_tensors, has_plain_storage, memory_address, storage_key, storage_of, tensor_bytes
 from ..torchtools.watch import LIBRARY
 from .evictor import Evictor
@@ -112,6 +113,7 @@ class PersistentMemory:
 
     # What there is ----------------------------------------------------------------------------------------------------
 
+    @past_subclasses
     def begin_step(self, models: Iterable[torch.nn.Module]) -> None:
         """Note that a step begins, and look for what has appeared since the last one.
 
@@ -132,6 +134,7 @@ class PersistentMemory:
             self.staying_bytes.clear()
             self.adopt_models(models)
 
+    @past_subclasses
     def adopt_models(self, models: Iterable[torch.nn.Module]) -> None:
         """Have parameters, gradients and buffers of further models leave where room is needed, from now on."""
         with self._evictor.lock:
@@ -144,6 +147,7 @@ class PersistentMemory:
             self._adopt(tensor, kind, what)
         self._take_gradients(model.parameters())
 
+    @past_subclasses
     def adopt_stepped(self, tensors: Sequence[torch.Tensor]) -> None:
         """Have tensors that optimizers step and no model holds leave where room is needed, and their gradients."""
         with self._evictor.lock:
@@ -203,6 +207,7 @@ class PersistentMemory:
         away_bytes = sum(value.size_bytes for value in self.values if not (value.is_here or value.is_gone))
         return self._evictor.live.now() + away_bytes <= self._evictor.budget_bytes
 
+    @past_subclasses
     def adopt_state(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
         """Have the state that an optimizer has for some parameters leave where room is needed."""
         with self._evictor.lock:
@@ -212,6 +217,7 @@ class PersistentMemory:
                     for number, tensor in enumerate(find_tensors(held)):
                         self._adopt(tensor, "state", (id(parameter), id(optimizer), name, number))
 
+    @past_subclasses
     def accumulated(self, parameter: torch.Tensor) -> None:
         """Take over a gradient that autograd has accumulated."""
         with self._evictor.lock:
@@ -248,6 +254,8 @@ class PersistentMemory:
         del storage
         if not why and self.library.tensors_beside(tensor) > 1 + len(others):
             why = "something else holds views of them"
+        if not why and kind == "buffer" and self.library.references_to(tensor) > 1:  # no tensor of Python's own
+            why = "something else works on them, such as a sparse tensor that is made of them"
         if why:
             self.staying_bytes[why] += size_bytes
             return
@@ -362,6 +370,7 @@ class PersistentMemory:
 
     # Slices of an optimizer's step ------------------------------------------------------------------------------------
 
+    @past_subclasses
     def begin_slice(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         """Prepare for a step of some parameters: all that it changes is there, and can be as before if it fails."""
         with self._evictor.lock:
@@ -378,6 +387,7 @@ class PersistentMemory:
             )
             current.begin(self.bring_back)
 
+    @past_subclasses
     def begin_whole(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         """Prepare for a step of all parameters at once: what each op of it needs comes, and leaves after it.
 
@@ -388,6 +398,7 @@ class PersistentMemory:
             self.adopt_state(optimizer, parameters)
             self._evictor.look(max((stepping_bytes(optimizer, [each]) for each in parameters), default=0))
 
+    @past_subclasses
     def end_slice(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         """Note that an optimizer has stepped some parameters, whose state has come to be or has changed."""
         current = self._slices.pop(threading.get_ident(), None)
@@ -397,6 +408,7 @@ class PersistentMemory:
         with self._evictor.lock:
             self._write_ahead(self._changed(optimizer, parameters))
 
+    @past_subclasses
     def undo_slice(self) -> None:
         """Have all be as before a step of some parameters, which has failed, if that can be."""
         current = self._slices.pop(threading.get_ident(), None)

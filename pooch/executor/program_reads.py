@@ -11,6 +11,7 @@ import torch
 from ..machine.lock import StepLock
 from ..machine.persistent import PersistentValue, PersistentValues
 from ..torchtools.address_askers import RunningCall, reading_call
+from ..torchtools.function_modes import past_subclasses
 from ..torchtools.raw_looks import LooksEverywhere
 from ..torchtools.raw_storages import Access, serve, serve_no_longer
 from ..torchtools.tensors import find_tensors, has_plain_storage, storage_key
@@ -51,6 +52,7 @@ class ProgramReads:
         self._looks.end()
         serve_no_longer(self)
 
+    @past_subclasses
     def _looked(self, arguments: Any, name: str, hands_out: bool) -> Callable[[], None]:
         """Note that the program is about to read tensors without an op. What it obtains the address of stays in place.
 

@@ -26,6 +26,7 @@ from ..ground.errors import ProfileError
 from ..ground.live_objects import freeze_known, live_objects, unfreeze
 from . import accelerators
 from .cpu_allocator.tracing import ThreadTraces, traces_here
+from .function_modes import past_subclasses
 from .profiler_log import quiet_allocator, quiet_start
 from .reported_memory import MemoryEvent, reported_memory
 from .requested_sizes import RequestedSizes, as_requested
@@ -246,6 +247,7 @@ def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
     return MemoryTrace(tuple(events), tuple(markers), tuple(operators))
 
 
+@past_subclasses
 def live_bytes(device: torch.device) -> int:
     """Returns the device bytes of all live tensors: from the allocator on a GPU, from Python's objects on the CPU."""
     if accelerators.has_streams(device):
@@ -253,6 +255,7 @@ def live_bytes(device: torch.device) -> int:
     return storage_bytes(live_tensors())
 
 
+@past_subclasses
 def live_tensors(device_type: str = "cpu", generations: Sequence[int | None] = (None,)) -> list[torch.Tensor]:
     """Returns all tensors on a kind of device that the interpreter tracks; in place of sparse ones, their parts.
 

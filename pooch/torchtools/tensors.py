@@ -15,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..ground.units import round_up
+from .function_modes import past_subclasses
 
 # The storage of a tensor. Pooch's own reads of it are no looks of the program's, which `RawLooks` reports.
 storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
@@ -267,6 +268,7 @@ def functional_name(text: str) -> str:
     return f"{namespace}.{base.removesuffix('_')}{dot}{overload}"
 
 
+@past_subclasses
 def model_signature(model: torch.nn.Module) -> str:
     """Returns a hexadecimal digest of the names, shapes and dtypes of parameters and buffers.
 
@@ -287,9 +289,10 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
     return sum(map(tensor_bytes, inner_tensors(tensor) or []))
 
 
+@past_subclasses
 def storage_bytes(tensors: Iterable[torch.Tensor], granule_bytes: int = 1) -> int:
     """Returns the bytes of the distinct storages behind some tensors, each rounded up to a multiple of the granule."""
-    sizes = {storage_key(t): t.untyped_storage().nbytes() for t in tensors if has_plain_storage(t)}
+    sizes = {storage_key(t): storage_of(t).nbytes() for t in tensors if has_plain_storage(t)}
     return sum(round_up(size_bytes, granule_bytes) for size_bytes in sizes.values())
 
 

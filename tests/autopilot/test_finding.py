@@ -62,3 +62,30 @@ def test_models_that_two_threads_call_for_the_first_time_at_once_get_one_budget(
         finder.stop()
         made.clear()
         gc.collect()
+
+
+def test_a_program_that_ends_while_a_thread_trains_is_summed_up() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    model = nn.Linear(8, 8)
+
+    def train() -> None:
+        trained(model)
+        outputs = model(torch.randn(4, 8))
+        begun.set()
+        may_end.wait(60)
+        outputs.sum().backward()
+
+    finder = ModelFinder(live_before() + 2**20, tell=lambda _: None)
+    finder.start()
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        assert begun.wait(60)
+        summary = finder.stop()
+        assert summary is not None
+        assert summary.steps == 1
+    finally:
+        may_end.set()
+        thread.join(60)
+        assert finder.auto is not None
+        finder.auto.remove()

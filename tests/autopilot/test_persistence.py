@@ -591,7 +591,8 @@ def test_what_nothing_can_see_is_an_error_and_no_wrong_number(streamed: Streamed
         torch._C.StorageBase.data_ptr(storage)
 
 
-def test_a_profiler_that_records_shapes_has_everything_stay_as_long_as_it_runs() -> None:
+@pytest.mark.parametrize("what", ["record_shapes", "with_stack"])
+def test_a_profiler_that_records_shapes_or_stacks_has_everything_stay_as_long_as_it_runs(what: str) -> None:
     """It takes the addresses of what ops read before anything else hears of these ops."""
 
     def trained(budget: int | None) -> tuple[list[bytes], list[bool], list[str]]:
@@ -603,7 +604,7 @@ def test_a_profiler_that_records_shapes_has_everything_stay_as_long_as_it_runs()
             if budget is not None:
                 auto = ends.enter_context(pooch.auto(model, budget + others_bytes, optimizer, tell=told.append))
             for number in range(8):
-                records = torch.profiler.profile(record_shapes=number != 2) if number in (2, 3, 4, 6) else None
+                records = torch.profiler.profile(**{what: number != 2}) if number in (2, 3, 4, 6) else None
                 with records or contextlib.nullcontext():
                     model(torch.randn(8, WIDTH)).square().mean().backward()
                     optimizer.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -106,3 +107,26 @@ def test_gradients_leave_in_the_first_backward_pass_where_parameters_and_they_wo
         assert plain is not None
         assert governed is not None
         assert torch.equal(plain, governed)
+
+
+@pytest.mark.parametrize("has_own_hooks", [False, True])
+def test_it_is_known_after_a_first_step_in_whose_midst_a_model_came(has_own_hooks: bool) -> None:
+    """Slices of a `Sequential` are new models in each step, so that no step would do otherwise."""
+    gc.collect()
+    own = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    torch.manual_seed(0)
+    build, shape = steps()["mlp"]
+    layers, inputs = build(), torch.randn(shape)
+    assert isinstance(layers, nn.Sequential)
+    with pooch.auto(layers[:4], "60%", tell=lambda _: None) as auto:
+        first = layers[:4]
+        auto.add(first)
+        with own if has_own_hooks else nullcontext():
+            inner = first(inputs)
+            second = layers[4:]
+            auto.add(second)
+            outer = second(inner)
+        outer.square().mean().backward()
+        driver = auto._driver
+        assert driver.budget.size_bytes is not None
+        assert (driver.last.peak_bytes > driver.budget.size_bytes) == has_own_hooks

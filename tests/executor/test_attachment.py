@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import pooch
 from pooch.api.manual import plan_from_decisions
@@ -447,6 +448,30 @@ def test_calling_forward_directly_is_told_once_and_right() -> None:
         assert run.stats.swapped_out_bytes + run.stats.recomputed_ops == 0
     for left, right in zip(plain.parameters(), model.parameters(), strict=True):
         assert is_same(left.grad, right.grad)  # type: ignore[arg-type]
+
+
+class Checkpointed(nn.Module):
+    """Computes a part again in the backward pass, where no call of the model is running."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Net(), Net()])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.layers[1](inputs)
+        outputs: Tensor = checkpoint(self.layers[0], hidden, use_reentrant=True)  # type: ignore[no-untyped-call]
+        return outputs
+
+
+def test_what_a_checkpoint_computes_again_is_told_to_nobody() -> None:
+    torch.manual_seed(0)
+    model = Checkpointed()
+    profile = quick_profile(lambda: model(rows()).sum(), model)
+    with apply_plan(plan_from_decisions(profile, all_of(profile, "swap", "model")), model) as run:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(rows()).sum().backward()
+        assert run.stats.swapped_out_bytes > 0
 
 
 class TrainsItself(nn.Module):

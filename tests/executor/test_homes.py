@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy
@@ -101,6 +102,40 @@ def test_every_op_finds_what_is_away(apart: Apart, how: str) -> None:
     apart.leave()
     assert same(tensor + 0, fresh())
     assert not home.is_used
+
+
+# Ops that are made of others, which make a view or a copy.
+WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x.t().contiguous(),
+    "double": lambda x: x.double(),
+    "expanded": lambda x: x.expand(2, ROWS, COLUMNS).reshape(-1),
+    "flatten": lambda x: x.t().flatten(),
+    "resolve_conj": lambda x: torch.complex(x, x).conj().resolve_conj().imag,
+    "reshape": lambda x: x.t().reshape(-1),
+    "same": lambda x: x.contiguous().reshape(-1),
+    "to": lambda x: x.to(torch.float32, copy=True),
+}
+BELOW_AUTOGRAD: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "inference": torch.inference_mode,
+    "below": torch._C._AutoDispatchBelowAutograd,
+}
+
+
+@pytest.mark.parametrize("mode", BELOW_AUTOGRAD)
+@pytest.mark.parametrize("how", WHOLE)
+def test_what_comes_as_a_whole_below_autograd_finds_what_is_away(apart: Apart, how: str, mode: str) -> None:
+    """Elsewhere autograd takes such ops apart before anybody sees them."""
+    expected = WHOLE[how](fresh())
+    tensor = fresh()
+    home = apart.add(tensor)
+    apart.leave()
+    assert not home.is_here
+    with BELOW_AUTOGRAD[mode]():
+        found = WHOLE[how](tensor)
+        apart.leave()
+        assert same(found + 0, expected)
+    apart.leave()
+    assert same(tensor + 0, fresh())
 
 
 @pytest.mark.parametrize("how", RAW_READS)
@@ -251,6 +286,60 @@ def test_what_somebody_has_the_address_of_stays(kept: Kept, how: str) -> None:
         kept.leave()
         assert home.is_here
         del held
+
+
+def _embedded(indices: Tensor) -> Tensor:
+    table = torch.ones(9, 4, requires_grad=True)
+    torch.nn.functional.embedding(indices, table, sparse=True).sum().backward()
+    assert table.grad is not None
+    return table.grad
+
+
+SPARSE: dict[str, tuple[Callable[[], Tensor], Callable[[Tensor], Tensor]]] = {
+    "indices": (lambda: torch.arange(8).view(1, 8), lambda x: torch.sparse_coo_tensor(x, torch.ones(8), (9,))),
+    "values": (lambda: torch.arange(8.0), lambda x: torch.sparse_coo_tensor(torch.arange(8).view(1, 8), x, (9,))),
+    "rows": (lambda: torch.arange(9), lambda x: torch.sparse_csr_tensor(x, torch.arange(8), torch.ones(8), (8, 8))),
+    "columns": (lambda: torch.arange(8), lambda x: torch.sparse_csc_tensor(torch.arange(9), x, torch.ones(8), (8, 8))),
+    "gradient": (lambda: torch.arange(8), _embedded),
+}
+
+
+@pytest.mark.parametrize("how", SPARSE)
+def test_what_a_sparse_tensor_is_made_of_stays(apart: Apart, how: str) -> None:
+    """Ops on that one read it, and are no ops on what it is made of."""
+    make, made_of = SPARSE[how]
+    expected = made_of(make()).to_dense()
+    part = make()
+    home = apart.add(part)
+    apart.leave()
+    assert not home.is_here
+    made = made_of(part)
+    apart.leave()
+    assert home.is_here
+    assert same(made.to_dense(), expected)
+
+
+def test_what_a_sparse_tensor_was_copied_from_leaves(apart: Apart) -> None:
+    tensor = fresh()
+    home = apart.add(tensor)
+    indices = torch.zeros(2, 1, dtype=torch.int64)
+    made = (tensor.to_sparse(), tensor.sparse_mask(torch.sparse_coo_tensor(indices, torch.ones(1), tensor.shape)))
+    apart.leave()
+    assert not home.is_here
+    assert same(made[0].to_dense(), fresh())
+
+
+def test_a_buffer_that_a_sparse_tensor_was_made_of_before_stays(kept: Kept) -> None:
+    model = nn.Module()
+    columns = torch.arange(4096)
+    model.register_buffer("columns", columns)
+    made = torch.sparse_csr_tensor(torch.arange(4097), columns, torch.ones(4096))
+    kept.memory.adopt_model(model)
+    assert kept.memory.values.of(columns.untyped_storage()._cdata) is None
+    assert made.sum() == 4096
+    del made
+    kept.memory.adopt_model(model)
+    assert kept.memory.values.of(columns.untyped_storage()._cdata) is not None
 
 
 def test_what_is_accessed_without_an_op_stays_until_that_has_ended(kept: Kept) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import optim
 from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
+from ..function_modes import past_subclasses
 from ..tensors import has_plain_storage, storage_key
 from .cutting import Stepped
 from .diversion import Step
@@ -132,6 +133,7 @@ def _kind(parameter: torch.Tensor) -> tuple[object, ...]:
     return type(parameter), parameter.device.type, gradient.layout, parameter.is_complex(), same_strides
 
 
+@past_subclasses
 def _overlap(tensors: Sequence[torch.Tensor]) -> bool:
     places = sorted(_places(tensors))
     return any(one[0] == next_one[0] and next_one[1] < one[2] for one, next_one in pairwise(places))

@@ -7,6 +7,8 @@
 #pragma once
 #include "operators.h"
 
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/DynamicTypes.h>
@@ -59,7 +61,7 @@ struct Home {
     if (is_of_one_stream && current_stream(device) != stream) is_elsewhere = true;
   }
 
-  bool is_used() const { return uses > 0 || is_exposed || is_elsewhere; }
+  bool is_used() const { return uses > 0 || is_exposed || is_elsewhere || is_in_sparse; }
 
   Weak storage;
   std::atomic<bool> is_here{true};
@@ -67,6 +69,7 @@ struct Home {
   std::atomic<bool> is_read{false};     // by a copy on another stream, for which an op that writes to it has to wait
   std::atomic<bool> is_of_one_stream{false};
   std::atomic<bool> is_elsewhere{false};  // an op on another stream than its own has worked on it
+  std::atomic<bool> is_in_sparse{false};  // a sparse tensor is made of it: ops on that one read it, and are none on it
   c10::StreamId stream = 0;
   std::atomic<int> uses{0};  // by ops that are running
   std::atomic<uint64_t> writes{0};  // counted where an op that writes begins and where it ends
@@ -135,6 +138,22 @@ class Homes {
 inline Homes& homes() {
   static auto* all = new Homes;
   return *all;
+}
+
+// Has what a sparse tensor is made of stay, for good: nothing tells when that one is gone.
+inline void stay_in(const at::Tensor& sparse) {
+  const auto stay = [](const at::Tensor& part) {
+    const auto home = part.defined() && part.has_storage() ? homes().of(part) : nullptr;
+    if (home) home->is_in_sparse = true;
+  };
+  if (!sparse.defined() || sparse.layout() == at::kStrided || sparse.key_set().has(c10::DispatchKey::Python)) return;
+  if (sparse.is_sparse()) {
+    const auto* parts = static_cast<const at::SparseTensorImpl*>(sparse.unsafeGetTensorImpl());
+    for (const at::Tensor& part : {parts->indices(), parts->values()}) stay(part);
+  } else if (sparse.unsafeGetTensorImpl()->is_sparse_compressed()) {
+    const auto* parts = static_cast<const at::SparseCsrTensorImpl*>(sparse.unsafeGetTensorImpl());
+    for (const at::Tensor& part : {parts->compressed_indices(), parts->plain_indices(), parts->values()}) stay(part);
+  }
 }
 
 // Ops on lists of tensors, which treat each item by itself, run in parts of so many bytes. 0: as a whole.
@@ -495,15 +514,20 @@ inline PyObject* use_homes(PyObject*, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
+// Has ops come to the kernel again where it is running, and so is off.
+class KernelOn {
+ public:
+  KernelOn() { c10::impl::tls_set_dispatch_key_excluded(KEY, false); }
+  ~KernelOn() { c10::impl::tls_set_dispatch_key_excluded(KEY, true); }
+  KernelOn(const KernelOn&) = delete;
+};
+
 // In Python: `with_homes(function)` calls a function whose ops have the bytes of homes brought back, also where the kernel
 // is running that would do so, in which it is off. No step sees them.
 inline PyObject* with_homes(PyObject*, PyObject* function) {
   if (!homes().has_any() || !c10::impl::tls_is_dispatch_key_excluded(KEY)) return PyObject_CallNoArgs(function);
   const c10::impl::ExcludeDispatchKeyGuard unseen(c10::DispatchKey::Python);
-  struct On {
-    On() { c10::impl::tls_set_dispatch_key_excluded(KEY, false); }
-    ~On() { c10::impl::tls_set_dispatch_key_excluded(KEY, true); }
-  } on;
+  const KernelOn on;
   return PyObject_CallNoArgs(function);
 }
 

@@ -298,6 +298,7 @@ inline void on_homes(const c10::OperatorHandle& handle, const Operator& facts, c
   const uint64_t written = facts.may_write_any ? ~uint64_t{0} : facts.written | changed_statistics(facts, arguments);
   const Use use(arguments, written, facts.is_special);
   seen(handle, keys, stack);
+  each_result(*stack, handle, stay_in);
 }
 
 // Has a dispatch mode or a tensor's class see an op first, as Python's own kernel does. That one excludes all keys above
@@ -317,6 +318,11 @@ inline void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet all_ke
   if (!homes().has_any() || !is_on_home(*stack, handle)) return seen(handle, keys, stack);
   const Operator& facts = operator_of(handle);
   if (facts.is_view && !facts.may_write_any) {
+    // Below autograd, as in inference mode, `contiguous` comes as a whole, which may copy: what it is made of is seen.
+    if (handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+      const KernelOn on;
+      return handle.redispatchBoxed(keys, stack);
+    }
     seen(handle, keys, stack);
     each_result(*stack, handle, [](const at::Tensor& tensor) { mark(tensor); });
     return;
