@@ -51,11 +51,13 @@ pass the room; `dp_knapsack_sliding_hirschberg` passes it with whole units too
 ([pytorch#197871](https://github.com/pytorch/pytorch/issues/197871)). Plans for steps with the same values hold
 their budget, which is the room and the bytes of the largest value, since one that is just being made lies
 beside those that are saved.""",
-    "traces-sac-ilp": """`python -m benchmarks.traces.sac_ilp` models the transformer of PyTorch's test of `torch.distributed._tools.sac_ilp`
-(fp32, batch 8, 1,024 tokens, an A100), whose program chooses what share of each layer's activations is discarded.
-Its figures are those that the test expects: a baseline of 2,583,888,896 bytes, of which the model here takes 95%, and
-6.97 ms of recompute on 97.97 ms. "The same on one" adds what the other three of four ranks hold of parameters and
-gradients there. Plans decide for single activations, and their times are modelled, as those of the test are.""",
+    "traces-sac-ilp": """\
+`python -m benchmarks.traces.sac_ilp` models the transformer of PyTorch's test of
+`torch.distributed._tools.sac_ilp` (fp32, batch 8, 1,024 tokens, an A100), whose program chooses what share of
+each layer's activations is discarded. Its figures are those that the test expects: a baseline of 2,583,888,896
+bytes, of which the model here takes 95%, and 6.97 ms of recompute on 97.97 ms. "The same on one" adds what the
+other three of four ranks hold of parameters and gradients there. Plans decide for single activations, and their
+times are modelled, as those of the test are.""",
 }
 HEAD = """# Published experiments, reproduced
 

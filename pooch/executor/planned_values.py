@@ -115,7 +115,7 @@ class PlannedValues:
             _put_into(value, storage)
 
     def protect(self, number: int | None, storage: torch.UntypedStorage) -> None:
-        """Prepare for an op that writes over a value: finish its copy, and remember that it changed.
+        """Prepare for an op that writes over a value: finish its copy, and have it stay.
 
         Later replays must not read the new contents, so the value is no longer held for them. What autograd has saved
         of it stays from now on: its version counters tell whether it may still be read, and then the new contents are
@@ -129,7 +129,6 @@ class PlannedValues:
             if value is None:
                 return
             self._take_made(value)
-            value.changed = value.handles > 0
             if value.ticket is not None:
                 self.stats.host_stall_ms += value.ticket.wait()
             if value.handles:

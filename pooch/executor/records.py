@@ -28,20 +28,12 @@ class VersionProbe:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._version = version_of(tensor)
-        self._probe: torch.Tensor | None = _detached(tensor)
-        if tensor.is_conj() or tensor.is_neg():  # ordinary data cannot be assigned to these, but to a view of them
-            self._probe = _plain_view(self._probe)
-        if self._probe is not None:
-            self._probe.data = _nothing(tensor.device)
+        self._probe = _detached(tensor)
+        self._probe.data = _nothing(tensor.device)
 
     def moved(self) -> bool:
         """Whether the tensor was written over."""
-        return self._probe is not None and version_of(self._probe) != self._version
-
-    @property
-    def can_tell(self) -> bool:
-        """Whether changes are detected at all."""
-        return self._probe is not None
+        return version_of(self._probe) != self._version
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:
@@ -50,26 +42,26 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor:
     There PyTorch has left out the layer in which views share their counter with what they are views of.
     """
     if not _is_left_out(_VIEWS):
-        return tensor.detach()
+        return _plain(tensor)
     _leave_out(_VIEWS, False)
     try:
-        return tensor.detach()
+        return _plain(tensor)
     finally:
         _leave_out(_VIEWS, True)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Detach a tensor, or a view of it that is neither conjugated nor negated: data can only be assigned to such."""
+    if not (tensor.is_conj() or tensor.is_neg()):
+        return tensor.detach()
+    with torch.no_grad():
+        plain = torch._conj(tensor) if tensor.is_conj() else tensor
+        return (torch._neg_view(plain) if plain.is_neg() else plain).detach()  # a view would hold the memory
 
 
 _VIEWS = torch._C.DispatchKey.ADInplaceOrView
 _is_left_out: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
 _leave_out: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_key_excluded
-
-
-def _plain_view(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a view that is neither conjugated nor negated, with the same version counter, or None if there is none."""
-    with torch.no_grad():
-        plain = torch._conj(tensor) if tensor.is_conj() else tensor
-        plain = torch._neg_view(plain) if plain.is_neg() else plain
-        plain = plain.detach()  # a view would hold the memory
-    return plain if plain._version == tensor._version and not (plain.is_conj() or plain.is_neg()) else None
 
 
 class _Nothing(threading.local):
@@ -140,7 +132,7 @@ class Handle:
         Raises:
             RuntimeError: PyTorch's own error, if it was.
         """
-        if self.probe.moved() or (self.value.changed and not self.probe.can_tell):
+        if self.probe.moved():
             raise changed_in_place(self.geometry.dtype, list(self.geometry.size))
 
     def on(self, storage: torch.UntypedStorage) -> torch.Tensor:

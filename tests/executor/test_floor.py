@@ -351,9 +351,14 @@ def failing(model: Growing, rows: Tensor) -> None:
         model(rows)
 
 
-def test_a_kept_value_that_leaves_in_the_middle_of_an_op_is_watched_for_writes() -> None:
+@pytest.mark.parametrize("kind", ["plain", "conjugated", "negated", "both"])
+def test_a_kept_value_that_leaves_in_the_middle_of_an_op_is_watched_for_writes(kind: str) -> None:
     """There a detached tensor has a version counter of its own, unless PyTorch is asked for the layer of views."""
     tensor, other, probes = torch.rand(100), torch.rand(100), list[VersionProbe]()
+    if kind != "plain":
+        tensor = tensor.to(torch.complex64).conj()
+        tensor = {"conjugated": tensor, "negated": tensor.imag, "both": torch._neg_view(tensor)}[kind]
+        assert (tensor.is_conj(), tensor.is_neg()) == (kind != "negated", kind != "conjugated")
     tensor.mul_(2)
     with counting() as allocator:
         allocator.set_limit(0, lambda _: probes.append(VersionProbe(tensor)))

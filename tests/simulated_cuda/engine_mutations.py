@@ -520,14 +520,6 @@ ACTIONS = (
         WRITTEN_OVER,
     ),
     Mutation(
-        "a value that was written over is read as if it were not",
-        "planned_values.py",
-        "            value.changed = value.handles > 0\n",
-        "",
-        "gradients of other values than those that were saved",
-        IN_PLACE,
-    ),
-    Mutation(
         "a value that comes back is not waited for",
         "../machine/store.py",
         "        stats.host_stall_ms += ticket.wait()\n        self.speed.learn(ticket, value.size_bytes, outwards=False)\n",
