@@ -27,6 +27,7 @@ from ..torchtools.lost_interrupts import LOST_INTERRUPTS
 from ..torchtools.module_changes import ModuleChanges
 from ..torchtools.ranks import will_arrange_buckets
 from ..torchtools.standing_aside import CallsEverywhere, backward_is_compiled
+from ..torchtools.tensors import find_tensors
 from ..torchtools.threads import OwnThread, is_alone, trains_here
 from .backward import RUNNING, BackwardWatch
 from .budget import HeldBudget
@@ -314,18 +315,14 @@ class StepDriver:
     def _begin(self, number: int, args: Any, kwargs: Any, quiet: QuietCalls | None) -> None:
         self._native.forget()  # the budget, the model, or what is known of its steps may have changed
         # PyTorch ends the process if one thread reads `parameter.grad` of a model that another one is training.
-        models = self.governed.living if is_alone() else self.governed.called(number)
+        alone = is_alone()
+        models = self.governed.living if alone else self.governed.called(number)
         parameters = [parameter for model in models for parameter in model.parameters()]
         key = step_key(number, args, kwargs, models, parameters)
         self._look_between()
         self.budget.look()
-        # Counting looks at all tensors, and PyTorch ends the process if another thread is just releasing one of them.
-        reached = sum(self._steps + 1 >= number for number in _RECOUNTED_STEPS)
-        due = _RECOUNTED_STEPS[self._recounts : reached]
-        if due and is_alone():
-            self._live.recount(if_less=all(number in _SELDOM_CHANGED for number in due))
-            self.budget.hold()
-            self._recounts = reached  # else the next step counts
+        if alone:
+            self._count_again((args, kwargs))
         self._persistence.step_begins(models, self.budget.size_bytes, (args, kwargs))
         stats = RunStats()
         start_bytes = self._live.now()
@@ -371,6 +368,19 @@ class StepDriver:
         except BaseException:
             self.abandon()
             raise
+
+    def _count_again(self, given: Any) -> None:
+        """Count what came past the allocator: always what a step is given, and in some steps everything.
+
+        Counting looks at tensors, and PyTorch ends the process if another thread is just releasing one of them.
+        """
+        self._live.count_given(find_tensors(given))
+        reached = sum(self._steps + 1 >= number for number in _RECOUNTED_STEPS)
+        due = _RECOUNTED_STEPS[self._recounts : reached]
+        if due:
+            self._live.recount(if_less=all(number in _SELDOM_CHANGED for number in due))
+            self.budget.hold()
+            self._recounts = reached  # else the next step counts
 
     def find_more(self) -> int | None:
         """Collect garbage, or else let the optimizers' state and the program's data leave in the step that runs.

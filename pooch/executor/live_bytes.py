@@ -6,7 +6,7 @@ import ctypes
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import torch
@@ -18,7 +18,7 @@ from ..torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from ..torchtools.endings import end_with
 from ..torchtools.function_modes import past_subclasses
 from ..torchtools.memory_trace import live_bytes, live_tensors
-from ..torchtools.tensors import storage_key, storage_of
+from ..torchtools.tensors import has_own_memory, storage_key, storage_of
 from ..torchtools.watch import address_of, is_away
 
 _TIMES_A_WALK = 5  # the time between two walks over all tensors
@@ -51,9 +51,10 @@ class CountedBytes(LiveBytes):
         self.addresses = tuple(ctypes.addressof(each) for each in (self._live, self._peak, self._missed))
         user = object()
         self._remove = end_with(self, allocator.remove, user)
-        # What was counted, and where it was. PyTorch swaps no tensors that have weak references: these are of storages.
-        self._earlier: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
+        # What was counted, by where it was, with its bytes. Storages: PyTorch swaps no tensors with weak references.
+        self._earlier: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._earlier_bytes = 0
+        self._given: set[int] = set()  # of these addresses, those of what steps were given
         self._counted_at: set[int] | None = set()  # the addresses of what was counted; None: they are not known
         self._make_room: MakeRoom | None = None
         self._budget_bytes = 0
@@ -73,14 +74,49 @@ class CountedBytes(LiveBytes):
             if_less: Only if some of what was counted is gone. With large libraries loaded, a walk can take as long as a
                 step.
         """
-        if if_less and all(_is_where_it_was(*each) for each in self._earlier):
+        if if_less and all(map(self._is_where_it_was, self._earlier)):
             return
         found = {storage_key(tensor): tensor for tensor in live_tensors()}
         there = [storage_of(tensor) for key, tensor in found.items() if not is_away(key)]
         unknown = [storage for storage in there if not self._allocator.knows(address_of(storage))]
-        self._earlier = [(weakref.ref(storage), address_of(storage)) for storage in unknown]
-        self._earlier_bytes = sum(storage.nbytes() for storage in unknown)
-        self._counted_at = {address for _, address in self._earlier}
+        unknown.sort(key=torch.UntypedStorage.nbytes)  # of several on the same memory the largest counts
+        self._earlier = {address_of(storage): (weakref.ref(storage), storage.nbytes()) for storage in unknown}
+        self._earlier_bytes = sum(size_bytes for _, size_bytes in self._earlier.values())
+        self._counted_at = set(self._earlier)
+        self._given &= self._counted_at
+
+    def count_given(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count what a step is given and no allocation has told of, and no longer what is gone of that.
+
+        Args:
+            tensors: What it is given.
+        """
+        if self._counted_at is None:
+            return
+        change_bytes = 0
+        for address in [each for each in self._given if not self._is_where_it_was(each)]:
+            self._given.discard(address)
+            self._counted_at.discard(address)
+            change_bytes -= self._earlier.pop(address)[1]
+        for tensor in tensors:
+            if tensor.device.type != "cpu" or not has_own_memory(tensor) or is_away(storage_key(tensor)):
+                continue
+            storage = storage_of(tensor)
+            address = address_of(storage)
+            if self._allocator.knows(address) or (address in self._counted_at and address not in self._earlier):
+                continue
+            self._given.add(address)
+            if address not in self._earlier:
+                self._earlier[address] = weakref.ref(storage), storage.nbytes()
+                self._counted_at.add(address)
+                change_bytes += storage.nbytes()
+        if change_bytes:
+            self._add_earlier(change_bytes)
+
+    def _is_where_it_was(self, address: int) -> bool:
+        """Whether a storage is alive and has the memory that it had. It may have been given other memory."""
+        storage = self._earlier[address][0]()
+        return storage is not None and address_of(storage) == address
 
     def now(self) -> int:
         """Live bytes."""
@@ -118,6 +154,7 @@ class CountedBytes(LiveBytes):
         """
         if self._allocator.knows(address):
             return None
+        self._given.discard(address)  # whoever asks tells of their end
         if self._counted_at is not None and address not in self._counted_at:
             self._counted_at.add(address)
             self._add_earlier(size_bytes)
@@ -156,12 +193,6 @@ class CountedBytes(LiveBytes):
         if self._remove.alive:
             self.let_go()
             self._remove()
-
-
-def _is_where_it_was(reference: weakref.ref[torch.UntypedStorage], pointer: int) -> bool:
-    """Whether a storage is alive and has the memory that it had. It may have been given other memory."""
-    storage = reference()
-    return storage is not None and address_of(storage) == pointer
 
 
 class DeviceBytes(LiveBytes):

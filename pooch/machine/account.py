@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 MakeRoom = Callable[[int], None]
 
@@ -50,6 +50,14 @@ class LiveBytes(Protocol):
 
         Args:
             if_less: Only if some of what was counted is gone, which is quickly seen.
+        """
+        return
+
+    def count_given(self, tensors: Iterable[Any]) -> None:
+        """Count what a step is given and no allocation has told of, such as a batch in shared memory, until it is gone.
+
+        Args:
+            tensors: What it is given.
         """
         return
 

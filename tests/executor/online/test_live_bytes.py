@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import pooch
 from pooch.executor import live_bytes
 from tests.counting import the_allocator
+from tests.live_before import live_before
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("watched_by")]
 
@@ -109,6 +111,52 @@ def test_what_came_past_the_allocator_since_it_was_counted_does_not_count_below_
         assert counter.now() == before_bytes
     counter.close()
     del there
+
+
+def test_what_a_step_is_given_in_shared_memory_is_counted_until_it_is_gone() -> None:
+    """So loaders hand over batches. No allocation tells of them."""
+    if the_allocator().is_in_use:
+        pytest.skip("something counts already")
+    batch = torch.zeros(1000).share_memory_()
+    gc.collect()
+    counter = live_bytes.live_bytes_of(torch.device("cpu"))
+    before_bytes = counter.now()
+    counter.count_given([batch, batch[10:]])
+    assert counter.now() == before_bytes, "it was there"
+    batch = torch.zeros(3000).share_memory_()
+    assert counter.now() == before_bytes, "nobody knows yet"
+    counter.count_given([batch])
+    assert counter.now() == before_bytes + 8000
+    counter.count_given([torch.zeros(500)])
+    assert counter.now() == before_bytes + 8000, "it is alive, and the other was allocated"
+    ended = counter.uncounted(batch.data_ptr(), batch.nbytes)
+    assert ended is not None
+    ended(batch.nbytes)
+    del batch
+    counter.count_given([])
+    assert counter.now() == before_bytes - 4000, "whoever asked has told of its end"
+    counter.close()
+
+
+def test_batches_in_shared_memory_count_in_each_step_under_a_budget() -> None:
+    if the_allocator().is_in_use:
+        pytest.skip("something counts already")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6)))
+    counted, found = list[int](), list[int]()
+    with pooch.auto(model, 2**20 + live_before(), tell=lambda _: None) as auto:
+        live = auto._driver._live
+
+        def look(*_: object) -> None:
+            counted.append(live.now())
+            live.recount()
+            found.append(live.now())
+
+        model[0].register_forward_pre_hook(look)
+        for rows in (256, 128, 256, 192, 320, 64, 256, 128):
+            model(torch.rand(rows, 64).share_memory_()).sum().backward()
+    assert counted == found
+    assert len(set(counted)) > 4
 
 
 def _sparse(layout: torch.layout) -> torch.Tensor:
