@@ -11,6 +11,8 @@ from pooch.ground.errors import InfeasibleBudget
 from pooch.ir import Choice
 from pooch.planner.candidates import Candidates
 from pooch.planner.contract import PlanningRequest
+from pooch.planner.search import search as search_module
+from pooch.planner.search import trials as trials_module
 from pooch.planner.search.leanest import Leanest, _improve, leanest_plan, try_leanest
 from pooch.planner.search.trials import Trials
 from tests.planner import shapes
@@ -61,3 +63,27 @@ def test_the_search_for_any_plan_that_fits_ends_with_the_first(seed: int) -> Non
     with pytest.raises(InfeasibleBudget) as caught:
         try_leanest(trials)
     assert caught.value.minimum_bytes == least_bytes
+
+
+@pytest.mark.parametrize("finds", [True, False])
+def test_with_many_activations_the_leanest_plan_is_looked_for_where_the_program_finds_none(
+    finds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a thousand activations that took minutes, whatever the time limit was."""
+    of = case(shapes.chains(Random(3), 12))
+    looked: list[bool] = []
+
+    def look(trials: Trials) -> None:
+        looked.append(True)
+        try_leanest(trials)
+
+    monkeypatch.setattr(trials_module, "MANY", 1)
+    monkeypatch.setattr(search_module, "try_rules", lambda trials: None)
+    monkeypatch.setattr(search_module, "try_starts", lambda trials: False)
+    monkeypatch.setattr(search_module, "try_leanest", look)
+    if not finds:
+        monkeypatch.setattr(search_module.Programs, "solve", lambda programs, number: None)
+    request = PlanningRequest(of.dataflow, of.share(0.9), of.evaluator)
+    outcome = search_module.search(request)
+    assert outcome.evaluation.timeline.peak_bytes <= request.budget_bytes
+    assert bool(looked) != finds

@@ -64,13 +64,18 @@ def try_leanest(trials: Trials) -> None:
     Raises:
         InfeasibleBudget: even that one does not fit.
     """
-    if any(trials.fitting(decisions) is not None for decisions in _starts(trials)):
+    if try_starts(trials):
         return
     leanest, only = leanest_plan(trials, trials.request.budget_bytes), trials.candidates.only
     if leanest.budget_bytes > trials.request.budget_bytes:
         policy = f"ilp_{only}" if only is not None else "ilp"
         raise InfeasibleBudget(trials.request.budget_bytes, leanest.budget_bytes, policy)
     trials.run(leanest.decisions, leanest.budget_bytes)
+
+
+def try_starts(trials: Trials) -> bool:
+    """Whether any of what the search for the leanest plan starts with fits. The first that does is remembered."""
+    return any(trials.fitting(decisions) is not None for decisions in _starts(trials))
 
 
 def _swap_within_host(trials: Trials, otherwise: Choice) -> dict[int, Choice]:

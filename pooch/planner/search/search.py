@@ -12,7 +12,7 @@ from ..candidates import LEAVING, Candidates, Leaving
 from ..contract import FITS, OPTIMAL_GAP, PlanningRequest, PolicyOutcome
 from ..program.solver import SolverUnavailable
 from .fast import fast_search
-from .leanest import try_few_swaps, try_leanest
+from .leanest import try_few_swaps, try_leanest, try_starts
 from .local_search import Effort, improve
 from .programs import SOLVER_GAP, Programs
 from .rules import fit_rule, idle_first, try_rules, warm_start
@@ -52,10 +52,10 @@ def search(request: PlanningRequest, only: Leaving | None = None, *, smaller: bo
         return fast_search(trials)
     programs = Programs(trials)
     try:
-        # 2. Simple rules; where none fits, the leanest plan there is.
+        # 2. Simple rules; where none fits, the leanest plan there is. With many activations that takes long to find.
         request.report("trying simple rules", 0.05)
         try_rules(trials)
-        if trials.best is None:
+        if trials.best is None and not try_starts(trials) and not trials.many:
             try_leanest(trials)
 
         # 3. A short local search: a good start makes the solver quick.
@@ -72,6 +72,8 @@ def search(request: PlanningRequest, only: Leaving | None = None, *, smaller: bo
             if decisions is None or (trial := trials.run(decisions)).fits:
                 break
             programs.correct(trial)
+        if trials.best is None:
+            try_leanest(trials)
 
         # 5. Local search from the best plans, among them the classification by stalls.
         request.report("improving the plan", 0.7)
