@@ -66,12 +66,7 @@ def search(request: PlanningRequest, only: Leaving | None = None, *, smaller: bo
                 improve(trials, FIRST_EFFORT, programs.bound_ms, starts=[] if start is None else [start])
 
         # 4. The bound, and rounds of the program: solve, lower, simulate, correct what it did not see.
-        for number in range(ROUNDS):
-            request.report(f"solving the integer program, round {number + 1}", 0.1 + 0.6 * number / ROUNDS)
-            decisions = programs.solve(number)
-            if decisions is None or (trial := trials.run(decisions)).fits:
-                break
-            programs.correct(trial)
+        _solve_in_rounds(trials, programs)
         if trials.best is None:
             try_leanest(trials)
 
@@ -125,6 +120,15 @@ def _take_given(trials: Trials) -> None:
         trials.offer(trials.complete(known.decisions), known.evaluation)
     if trials.request.start is not None:
         warm_start(trials, trials.request.start)
+
+
+def _solve_in_rounds(trials: Trials, programs: Programs) -> None:
+    for number in range(ROUNDS):
+        trials.request.report(f"solving the integer program, round {number + 1}", 0.1 + 0.6 * number / ROUNDS)
+        decisions = programs.solve(number)
+        if decisions is None or (trial := trials.run(decisions)).fits:
+            break
+        programs.correct(trial)
 
 
 def _polish(trials: Trials, programs: Programs) -> None:
