@@ -43,7 +43,9 @@ time over in-core time. They drop any tensor, gradients too, and several times; 
 of what the backward pass reads of the forward pass. "plan" is the integer program without a swap tier, 30
 seconds each; "online" and "h_DTR on our machine" evict while the step runs, without a plan; "plan with swaps"
 has a modelled link of 12 GB/s each way. In-core peaks agree with those of their simulator within 600 bytes.
-Their eighth log, of an unrolled GAN, has several backward passes in a step, which a profile has not.""",
+Their tree-structured LSTM shows what that costs: what its backward pass holds beside the activations takes half of
+the peak, which only they can drop. Their log of an LSTM has not been run to its end here, and that of an unrolled
+GAN has several backward passes in a step, which a profile has not.""",
     "traces-knapsack": """\
 `python -m benchmarks.traces.knapsack` runs the solvers that choose what a compiled graph saves under PyTorch's
 `activation_memory_budget`: `dp` and its successor round memory to 1/10,000, so values that are rounded down
