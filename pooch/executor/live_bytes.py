@@ -7,7 +7,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -55,6 +55,7 @@ class CountedBytes(LiveBytes):
         self._earlier: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._earlier_bytes = 0
         self._given: set[int] = set()  # of these addresses, those of what steps were given
+        self._told: set[int] = set()  # addresses of what somebody else tells the end of
         self._counted_at: set[int] | None = set()  # the addresses of what was counted; None: they are not known
         self._make_room: MakeRoom | None = None
         self._budget_bytes = 0
@@ -84,6 +85,7 @@ class CountedBytes(LiveBytes):
         self._earlier_bytes = sum(size_bytes for _, size_bytes in self._earlier.values())
         self._counted_at = set(self._earlier)
         self._given &= self._counted_at
+        self._told &= self._counted_at  # others have ended without a word
 
     def count_given(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count what a step is given and no allocation has told of, and no longer what is gone of that.
@@ -103,7 +105,7 @@ class CountedBytes(LiveBytes):
                 continue
             storage = storage_of(tensor)
             address = address_of(storage)
-            if self._allocator.knows(address) or (address in self._counted_at and address not in self._earlier):
+            if self._allocator.knows(address) or address in self._told:
                 continue
             self._given.add(address)
             if address not in self._earlier:
@@ -154,11 +156,20 @@ class CountedBytes(LiveBytes):
         """
         if self._allocator.knows(address):
             return None
-        self._given.discard(address)  # whoever asks tells of their end
+        self._given.discard(address)
+        self._told.add(address)
         if self._counted_at is not None and address not in self._counted_at:
             self._counted_at.add(address)
             self._add_earlier(size_bytes)
-        return lambda ended_bytes: self._add_earlier(-ended_bytes)
+        return partial(self._ended, address)
+
+    def _ended(self, address: int, ended_bytes: int) -> None:
+        """Count bytes no longer, whose end somebody else has told."""
+        self._told.discard(address)
+        self._earlier.pop(address, None)
+        if self._counted_at is not None:
+            self._counted_at.discard(address)
+        self._add_earlier(-ended_bytes)
 
     def _add_earlier(self, size_bytes: int) -> None:
         self._earlier_bytes += size_bytes

@@ -138,6 +138,27 @@ def test_what_a_step_is_given_in_shared_memory_is_counted_until_it_is_gone() -> 
     counter.close()
 
 
+def test_what_somebody_else_tells_the_end_of_is_subtracted_once_though_steps_are_given_it() -> None:
+    """As a batch from before the budget that may leave, and is still there when the next step is given it."""
+    if the_allocator().is_in_use:
+        pytest.skip("something counts already")
+    batch = torch.zeros(1000)
+    gc.collect()
+    counter = live_bytes.live_bytes_of(torch.device("cpu"))
+    before_bytes = counter.now()
+    ended = counter.uncounted(batch.data_ptr(), batch.nbytes)
+    assert ended is not None
+    counter.count_given([batch])
+    counter.recount()
+    counter.count_given([batch])
+    assert counter.now() == before_bytes
+    ended(batch.nbytes)
+    del batch
+    counter.count_given([])
+    assert counter.now() == before_bytes - 4000
+    counter.close()
+
+
 def test_batches_in_shared_memory_count_in_each_step_under_a_budget() -> None:
     if the_allocator().is_in_use:
         pytest.skip("something counts already")
