@@ -101,8 +101,7 @@ class Persistence:
     @property
     def away_bytes(self) -> int:
         """What of it is away, which plain training has there."""
-        values = () if self.memory is None else self.memory.values
-        return sum(value.size_bytes for value in values if not (value.is_here or value.is_gone))
+        return 0 if self.memory is None else self.memory.values.away_bytes()
 
     def refuse(self) -> None:
         """Have nothing leave, as that would free nothing."""

@@ -204,8 +204,7 @@ class PersistentMemory:
     @property
     def fits(self) -> bool:
         """Whether everything has room on the device at once."""
-        away_bytes = sum(value.size_bytes for value in self.values if not (value.is_here or value.is_gone))
-        return self._evictor.live.now() + away_bytes <= self._evictor.budget_bytes
+        return self._evictor.live.now() + self.values.away_bytes() <= self._evictor.budget_bytes
 
     @past_subclasses
     def adopt_state(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:

@@ -464,6 +464,10 @@ class PersistentValues:
         """The bytes of those that are on the device."""
         return sum(value.size_bytes for value in self if value.is_here)  # other threads may add some meanwhile
 
+    def away_bytes(self) -> int:
+        """The bytes of those that are not on the device."""
+        return sum(value.size_bytes for value in self if not (value.is_here or value.is_gone))
+
     def used_next(self, count: int) -> Iterator[PersistentValue]:
         """Yield those that will be used next, the nearest first, if they are away.
 

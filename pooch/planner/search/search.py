@@ -55,8 +55,8 @@ def search(request: PlanningRequest, only: Leaving | None = None, *, smaller: bo
         # 2. Simple rules; where none fits, the leanest plan there is. With many activations that takes long to find.
         request.report("trying simple rules", 0.05)
         try_rules(trials)
-        if trials.best is None and not try_starts(trials) and not trials.many:
-            try_leanest(trials)
+        if trials.best is None:
+            (try_starts if trials.many else try_leanest)(trials)
 
         # 3. A short local search: a good start makes the solver quick.
         if not trials.many:
