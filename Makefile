@@ -16,13 +16,14 @@ PYTEST_ARGS ?= -n 2
 # What a developer runs all the time: the core without the frameworks, processes and commands around it.
 FAST := $(addprefix tests/,analysis devices executor ir machine packing planner profiler schedule simulator torchtools)
 
-.PHONY: help setup demo test test-fast test-all docs simulated-cuda simulated-cuda-tests gpu gpu-wheels lint format check clean
+.PHONY: help setup demo test test-fast test-all sweeps docs simulated-cuda simulated-cuda-tests gpu gpu-wheels lint format check clean
 
 help:
 	@echo "make demo    profile ResNet-50, plan it at 60% of its memory, train it under the plan, draw the result"
 	@echo "make test    run the tests but for the sweeps (PYTEST_ARGS='tests/planner -q' to choose)"
 	@echo "make test-fast  those of the core that take seconds, to be run all the time"
-	@echo "make test-all   with the sweeps too: frameworks, many processes, every operator; .ci/run runs these"
+	@echo "make test-all   with the sweeps too: frameworks, many processes, every operator"
+	@echo "make sweeps  these alone (POOCH_SWEEP_SECONDS=N: those that N seconds suffice for, others for each commit)"
 	@echo "make simulated-cuda        the main job on a simulated CUDA device of 1 GiB under PyTorch's own CUDA build: no GPU"
 	@echo "                           needed, 6 minutes, after setting up build/simulated_cuda (6 GB, 2 to 4 minutes)"
 	@echo "make simulated-cuda-tests  all tests that need a CUDA device, on the simulated one"
@@ -57,6 +58,9 @@ test-fast: $(STAMP)
 
 test-all: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+sweeps: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m sweep $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

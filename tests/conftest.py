@@ -18,6 +18,7 @@ from tests.chosen_device import chosen_device
 from tests.executor.copiers import use_copier
 from tests.executor.native_mutations import SOURCES_VARIABLE
 from tests.simulated_cuda.mistakes import is_simulated, take_mistakes
+from tests.sweeps import SECONDS_VARIABLE, commit_number, rotated, skip_if_late
 
 # A shell starts what runs in its background with interrupts ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -51,6 +52,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(mark)
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
+    if os.environ.get(SECONDS_VARIABLE):
+        items[:] = rotated(items, commit_number())
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out the sweeps that the time does not suffice for."""
+    if item.get_closest_marker("sweep"):
+        skip_if_late()
 
 
 def pytest_runtest_teardown() -> None:
