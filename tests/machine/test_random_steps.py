@@ -19,7 +19,7 @@ STATES = {"here", "clean", "leaving", "returning", "away", "unmade"}
 
 @pytest.mark.parametrize("faults", KINDS, ids=str)
 def test_some_random_steps_read_what_plain_training_reads_within_the_budget(faults: Faults) -> None:
-    _run_random_steps(SEED, STEPS // 10, faults)
+    _run_random_steps(SEED, STEPS // 20, faults)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
