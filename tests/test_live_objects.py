@@ -13,10 +13,21 @@ import torch
 from torch import nn
 
 from pooch.autopilot.optimizer_states import OptimizerStates
+from pooch.ground import live_objects as found_by
 from pooch.ground.live_objects import freeze_known, live_objects
 from pooch.profiler.fake.world import FakeWorld
 from pooch.torchtools.calls import compiled_of
 from pooch.torchtools.memory_trace import live_tensors
+from pooch.torchtools.watch import LIBRARY
+
+
+@pytest.fixture(params=["natively", "in Python"], autouse=True)
+def _found(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By native code, where that is there, and without."""
+    library = LIBRARY.get() if request.param == "natively" else None
+    if request.param == "natively" and library is None:
+        pytest.skip("there is no native code")
+    monkeypatch.setattr(found_by, "_natively", None if library is None else library.objects_of)
 
 
 class Kind:
@@ -51,6 +62,7 @@ class Claims:
 
 
 def test_all_of_a_type_and_of_types_derived_from_it_are_found() -> None:
+    gc.collect()
     there = [Kind(), Derived(), OfAnOddOne()]
     other = Claims()
     assert {id(each) for each in live_objects(Kind)} == {id(each) for each in there}

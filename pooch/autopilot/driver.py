@@ -674,6 +674,7 @@ class StepDriver:
             self.budget.step_was_recorded(peak_bytes)
         elif running.decision == "record":
             self.library.not_recorded(running.key, running.known)
+        self._garbage.step_ends(is_held=not self.evictor.missing_bytes)
         health = self.evictor.engine.health
         step = running.step
         if isinstance(step, GovernedStep) and not step.follows_plan and step.replays and health.fault is None:

@@ -6,13 +6,16 @@ import gc
 
 from ..machine.account import LiveBytes
 from ..torchtools.memory_trace import CollectorOff
+from .seldom import is_much
+
+_LONGER = 4  # times: with large libraries loaded, a collection takes as long as some steps
 
 
 class Garbage:
     """Collects garbage where the budget would be passed.
 
-    While that frees nothing, it is tried after twice as many steps each time. A program that has switched Python's own
-    collecting off has its reasons, and is left alone.
+    While that frees little and does not help to hold the budget, it is tried after four times as many steps each time.
+    A program that has switched Python's own collecting off has its reasons, and is left alone.
 
     Args:
         live: Counts the bytes that are live.
@@ -21,6 +24,7 @@ class Garbage:
     def __init__(self, live: LiveBytes) -> None:
         self._live = live
         self._next_step, self._wait_steps = 0, 1
+        self._has_freed = self._has_freed_much = False  # in the step that runs
 
     def collect(self, step: int) -> int:
         """Collect garbage, unless it is too early for that, and return how many bytes that has freed.
@@ -33,6 +37,14 @@ class Garbage:
         before_bytes = self._live.now()
         gc.collect()
         freed_bytes = max(0, before_bytes - self._live.now())
-        self._wait_steps = 1 if freed_bytes else 2 * self._wait_steps
+        self._has_freed = freed_bytes > 0
+        self._has_freed_much = freed_bytes > 0 and is_much(freed_bytes, before_bytes)
+        self._wait_steps *= _LONGER
         self._next_step = step + self._wait_steps
         return freed_bytes
+
+    def step_ends(self, *, is_held: bool) -> None:
+        """Note whether the budget was held in the step: with the help of what was freed, if anything was."""
+        if self._has_freed_much or (self._has_freed and is_held):
+            self._next_step, self._wait_steps = 0, 1
+        self._has_freed = self._has_freed_much = False

@@ -65,6 +65,7 @@ class OptimizerStates:
         self._seen = self._given  # what was found the last time that state to come was asked for
         self._looking, self._looked_for = Seldom(), set[int]()  # for optimizers; for those of which parameters
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # without being attached
+        self._met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # these, and what was found
         self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models whose optimizers were looked for
         self._threads: weakref.WeakKeyDictionary[torch.optim.Optimizer, OwnThread] = weakref.WeakKeyDictionary()
         self._sizes: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
@@ -74,7 +75,8 @@ class OptimizerStates:
         self._threads[optimizer] = OwnThread()
         if optimizer not in self._attached:
             self._stepped.add(optimizer)
-            self._looking.has_found()
+            self._met.add(optimizer)
+            self._looking = Seldom()
 
     def to_attach(self, models: Sequence[torch.nn.Module], device: torch.device) -> list[torch.optim.Optimizer]:
         """Return the optimizers that are not attached of what is found: of some models, given, and that have stepped.
@@ -120,17 +122,20 @@ class OptimizerStates:
     def optimizers_of(self, parameters: set[int], *, look: bool = False) -> list[torch.optim.Optimizer]:
         """Return the optimizers of some parameters, whose ids are given.
 
-        All objects are looked through until there are any, which takes long, or where that is asked for.
+        All objects are looked through until one of them is known, which takes long, or where that is asked for.
         """
         found = self._living_of(self._given)
         if not found and (look or not self._attached):
-            found = live_objects(torch.optim.Optimizer)
+            found = [] if look else _that_step(parameters, list(self._met))
+            if not found:
+                found = live_objects(torch.optim.Optimizer)
+                self._met.update(_that_step(parameters, found))
         return _that_step(parameters, found)
 
     def _looked_up(self, parameters: set[int]) -> list[torch.optim.Optimizer]:
         """Return the optimizers of some parameters. Ever fewer looks are made where a program updates them itself."""
         if not parameters <= self._looked_for:
-            self._looking.has_found()
+            self._looking = Seldom()
             self._looked_for |= parameters
         return self.optimizers_of(parameters) if self._looking.is_due() else []
 

@@ -30,7 +30,7 @@ class ProgramData:
     """Looks for what the program holds, seldom: with large libraries loaded, that takes as long as a step.
 
     What each step makes anew, such as what an `autograd.Function` keeps on its context, is young, and found by looking
-    at few objects. Either is done again at once if it has found something, else ever less often.
+    at few objects. Either is done in the next step as well if it has helped to hold the budget, else ever less often.
 
     PyTorch ends the process if something looks at a storage that another thread is just releasing.
 
@@ -56,11 +56,13 @@ class ProgramData:
             has_missed: Whether the step before passed the budget.
             arguments: What the model is called with, in any nesting.
         """
+        for looking in (self._all, self._young):
+            looking.step_ends(is_held=not has_missed)
         is_due = has_missed and is_alone() and self._all.is_due()
+        if is_due or self._has_begun:
+            self._adopt(memory, self._free(find_tensors(arguments), memory.library), is_given=True)
         if is_due and self._looks_at_all:
             self._look(memory.library, {}, lambda: memory)
-        elif is_due or self._has_begun:
-            self._adopt(memory, self._free(find_tensors(arguments), memory.library), is_given=True)
         if self._has_begun and self._looks_at_all and is_alone():
             held = held_by_running_steps()
             if held:
@@ -114,14 +116,13 @@ class ProgramData:
                 free = self._free((each for each in tensors if id(each) not in without), library)
                 found = [each for each in free if followed.get(storage_key(each[0])) is None]
                 memory = memory_now() if found else None
-                has_found = memory is not None and self._adopt(memory, found)
+                found_bytes = 0 if memory is None else self._adopt(memory, found)
         except (MemoryError, RuntimeError):  # the process has no memory to look with: that is no failure of the step
             return False
-        if has_found:
-            self._young.has_found()
-            if generations is not YOUNG:
-                self._all.has_found()
-        return has_found
+        if found_bytes > 0:
+            for looking in (self._young,) if generations is YOUNG else (self._young, self._all):
+                looking.has_found(found_bytes, self._evictor.budget_bytes)
+        return found_bytes > 0
 
     def unmark(self) -> None:
         """Have ops on data seen within regions alone, which does not leave any more."""
@@ -138,7 +139,7 @@ class ProgramData:
 
     def _adopt(
         self, memory: PersistentMemory, found: Iterable[Sequence[torch.Tensor]], *, is_given: bool = False
-    ) -> bool:
+    ) -> int:
         before_bytes = _data_bytes(memory)
         memory.adopt_data(found, is_given=is_given)
         data_bytes = _data_bytes(memory)
@@ -148,7 +149,7 @@ class ProgramData:
                 "nothing else can leave, so tensors that the program holds leave "
                 f"{self._evictor.device.type} memory as well from now on ({format_bytes(data_bytes)})"
             )
-        return data_bytes > before_bytes
+        return data_bytes - before_bytes
 
 
 def _data_bytes(memory: PersistentMemory) -> int:

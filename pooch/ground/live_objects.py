@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, compress, starmap
 from typing import Any
 
 YOUNG = (0, 1)  # generations of objects that few collections of garbage have looked through
 
 _known_frozen = 0  # objects
+_natively: Callable[..., list[Any]] | None = None
+
+
+def find_natively(objects_of: Callable[..., list[Any]]) -> None:
+    """Have `live_objects` use native code, which takes half the time.
+
+    Args:
+        objects_of: Returns the objects of exactly some types, given `gc.get_objects`, generations and those types.
+    """
+    global _natively
+    _natively = objects_of
 
 
 def freeze_known() -> None:
@@ -42,7 +53,10 @@ def live_objects(kind: type, generations: Sequence[int | None] = (None,)) -> lis
     """
     if gc.get_freeze_count() > _known_frozen:
         unfreeze()
-    kinds = frozenset(map(id, _with_derived(kind)))
+    derived = _with_derived(kind)
+    if _natively is not None:
+        return _natively(gc.get_objects, tuple(generations), tuple(derived))
+    kinds = frozenset(map(id, derived))
     everything: list[Any] = []
     taking = map(everything.extend, map(gc.get_objects, generations))
     choosing = compress(everything, map(kinds.__contains__, map(id, map(type, everything))))

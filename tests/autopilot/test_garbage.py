@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import pooch
+from pooch.autopilot.garbage import Garbage
 from tests.live_before import live_bytes
 
 WIDTH, ROWS = 128, 1024
@@ -58,6 +60,41 @@ def test_what_is_garbage_before_the_budget_is_held_is_not_told_of() -> None:
     with pooch.auto(model, budget, tell=told.append):
         model(torch.randn(ROWS, WIDTH)).square().mean().backward()
     assert not [line for line in told if "are live before" in line], told
+
+
+class Live:
+    """Counts the bytes that are live, so many less after each collection."""
+
+    def __init__(self, freed_bytes: int) -> None:
+        self.freed_bytes, self.asked = freed_bytes, 0
+
+    def now(self) -> int:
+        self.asked += 1
+        return 2**20 - (self.asked % 2 == 0) * self.freed_bytes
+
+
+@pytest.mark.parametrize(
+    ("is_held", "freed_bytes", "expected"),
+    [
+        (False, 0, [0, 4, 20, 84]),
+        (True, 0, [0, 4, 20, 84]),
+        (False, 100, [0, 4, 20, 84]),
+        (True, 100, list(range(100))),
+        (False, 2**17, list(range(100))),
+    ],
+)
+def test_it_is_collected_in_each_step_as_long_as_that_helps(
+    is_held: bool, freed_bytes: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected, step = [], 0
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(step))
+    live: Any = Live(freed_bytes)
+    waiting = Garbage(live)
+    for step in range(100):
+        waiting.collect(step)
+        waiting.collect(step)
+        waiting.step_ends(is_held=is_held)
+    assert collected == expected
 
 
 def test_programs_that_collect_by_themselves_are_left_alone() -> None:

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.skipif(LIBRARY.get() is None, reason="nothing leaves wi
 ROWS, WIDTH, LAYERS = 128, 64, 12
 STEPS = 4
 CPU = torch.device("cpu")
+BUDGET_BYTES = 2**30
 SAMPLES = 8192  # 2 MiB of them
 PLAIN_BYTES = LAYERS * ROWS * WIDTH * 4  # of activations, about
 
@@ -232,12 +233,12 @@ class Memory:
     """Takes note of what is to leave."""
 
     def __init__(self) -> None:
-        self.library, self.found = LIBRARY.get(), list[int]()
+        self.library, self.found, self.size_bytes = LIBRARY.get(), list[int](), 1
         self.values: list[Any] = []
 
     def adopt_data(self, found: Iterable[Sequence[Tensor]], *, is_given: bool = False) -> None:
         self.found, self.are_given = [storage_key(each[0]) for each in found], is_given
-        self.values += [SimpleNamespace(kind="data", size_bytes=1) for _ in self.found]
+        self.values += [SimpleNamespace(kind="data", size_bytes=self.size_bytes) for _ in self.found]
 
 
 class Library:
@@ -249,7 +250,9 @@ class Library:
 
 
 def program_data(saved: Iterable[Tensor] = ()) -> ProgramData:
-    evictor: Any = SimpleNamespace(device=CPU, saved_keys=lambda: set(map(storage_key, saved)))
+    evictor: Any = SimpleNamespace(
+        device=CPU, saved_keys=lambda: set(map(storage_key, saved)), budget_bytes=BUDGET_BYTES
+    )
     return ProgramData(evictor, lambda _: None)
 
 
@@ -293,6 +296,34 @@ def test_objects_are_looked_through_ever_less_often(monkeypatch: pytest.MonkeyPa
         data.step_begins(memory, True, ())  # type: ignore[arg-type]
         data.step_begins(memory, False, ())  # type: ignore[arg-type]
     assert looks == [1, 2, 4, 8, 16, 32, 64]
+
+
+@pytest.mark.parametrize(
+    ("is_held", "size_bytes", "expected"),
+    [
+        (False, 1, [1, 2, 3, 5, 9, 17, 33, 65]),  # asked twice in each
+        (True, 1, list(range(1, 101))),
+        (False, BUDGET_BYTES // 10, list(range(1, 101))),
+    ],
+    ids=["little that does not help", "little that suffices", "much"],
+)
+def test_what_is_found_is_looked_for_in_each_step_as_long_as_that_helps(
+    is_held: bool, size_bytes: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A budget that single ops exceed is not held for a batch that each step makes anew, at two looks in each."""
+    rows = torch.rand(256, 256)
+    looks, steps = list[int](), list[int]()
+    monkeypatch.setattr(autopilot_data, "live_tensors", lambda *_: looks.append(steps[-1]) or [rows])
+    memory: Any = Memory()
+    memory.size_bytes = size_bytes
+    data = program_data()
+    for step in range(1, 101):
+        steps.append(step)
+        data.step_begins(memory, not is_held, ())
+        if looks[-1:] != [step]:
+            monkeypatch.setattr(data, "_has_begun", False)  # no look at what is young
+            data.leaves_now(Library(is_in_op=True), {}, lambda: memory)
+    assert sorted(set(looks)) == expected
 
 
 def test_nobody_looks_while_another_thread_may_train(monkeypatch: pytest.MonkeyPatch) -> None:

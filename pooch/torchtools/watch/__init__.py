@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ...ground import native
+from ...ground import live_objects, native
 from ...ground.messages import warn
 from ..effects import StorageMap
 from ..operators import OperatorFacts, operator_facts
@@ -35,7 +35,7 @@ FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "watch.cpp"
 _NAMES = (
     "python storages holding operators home parts settings recipe path region unplanned moves kernel handle saved",
-    "quiet calls frames",
+    "quiet calls frames objects",
 )
 HEADERS = tuple(FOLDER / f"{name}.h" for name in " ".join(_NAMES).split())
 VARIABLE = "POOCH_NATIVE_WATCH"  # "0": a dispatch mode watches
@@ -152,6 +152,7 @@ def _loaded() -> ModuleType | None:
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     module.use(_described, settings_now, refuse, changed_in_place)
+    live_objects.find_natively(module.objects_of)
     _KEY_IS_OURS.use(module)
     _know_types(module)
     HANDLES.add(module.Handle)

@@ -2,6 +2,7 @@
 #include "calls.h"
 #include "frames.h"
 #include "kernel.h"
+#include "objects.h"
 #include "saved.h"
 
 #include <torch/csrc/profiler/orchestration/observer.h>
@@ -66,6 +67,7 @@ PyMethodDef functions[] = {
     {"with_homes", watch::with_homes, METH_O, nullptr},
     {"count_uses", watch::count_uses, METH_NOARGS, nullptr},
     {"take_uses", watch::take_uses, METH_NOARGS, nullptr},
+    {"objects_of", watch::objects_of, METH_VARARGS, nullptr},
     {"keys", keys, METH_NOARGS, nullptr},
     {"take_calls", watch::take_calls, METH_O, nullptr},
     {"note_in_place", watch::note_in_place, METH_O, nullptr},
