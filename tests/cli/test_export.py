@@ -17,7 +17,7 @@ def test_the_command_writes_what_is_predicted_and_what_is_measured(pooch_command
     paths = {name: tmp_path / name for name in ("p.json", "plan.json", "a.pickle", "b.pickle")}
     assert pooch_command("profile", "lstm@small", "--mode", "run", "-o", paths["p.json"]).code == 0
     planned = pooch_command(
-        "plan", paths["p.json"], "--budget", "75%", "--region", "step", "--effort", "fast", "-o", paths["plan.json"]
+        "plan", paths["p.json"], "--budget", "75%", "--region", "step", "--policy", "ilp_swap", "-o", paths["plan.json"]
     )
     assert planned.code == 0
     predicted = pooch_command(
