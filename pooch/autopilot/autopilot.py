@@ -26,6 +26,7 @@ from ..torchtools.accelerators import shares_memory
 from ..torchtools.cuda_only import spills_silently
 from ..torchtools.device_memory import free_bytes
 from ..torchtools.ranks import local_count
+from ..torchtools.watch import LIBRARY
 from .budget import Bound, HeldBudget, budget_of, check_bound
 from .cache import PlanCache, Purpose
 from .costs import costs_of
@@ -75,6 +76,7 @@ class Auto:
         self._moves_in = device is not None and bool(models)
         device = governed.device
         optimizers = given_optimizers(optimizer)
+        LIBRARY.get()  # objects are looked through natively from now on
         with beginning(device):
             tell, warn = (messages.tell, messages.warn) if tell is None else (tell, tell)
             node_bytes = tier_budget(device, host_budget, disk_budget)
@@ -150,6 +152,10 @@ class Auto:
         self.take_in(model)
         self._driver.add(model)
         self._persistence.joins(model)
+
+    def begins_now(self) -> None:
+        """Note that the first step begins at once, with what was counted just now."""
+        self._driver.has_counted()
 
     def take_in(self, model: torch.nn.Module) -> None:
         """Move what there is of a model elsewhere to the device that was given, if one was."""

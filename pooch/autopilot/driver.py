@@ -382,6 +382,10 @@ class StepDriver:
             self.budget.hold()
             self._recounts = reached  # else the next step counts
 
+    def has_counted(self) -> None:
+        """Note that everything was counted just now, as the first step begins."""
+        self._recounts = 1
+
     def find_more(self) -> int | None:
         """Collect garbage, or else let the optimizers' state and the program's data leave in the step that runs.
 

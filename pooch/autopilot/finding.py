@@ -165,7 +165,11 @@ class ModelFinder:
         if any(is_lazy(parameter) for parameter in parameters):  # it finds out its shapes
             return partial(_ungoverned_call, module)
         if any(each.requires_grad for each in parameters):
-            return self._governed_call(module)
+            is_first = self.auto is None
+            called = self._governed_call(module)
+            if is_first and self.auto is not None:
+                self.auto.begins_now()
+            return called
         return partial(self._frozen_call, module) if parameters else None
 
     def _frozen_call(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
