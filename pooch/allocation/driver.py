@@ -39,7 +39,6 @@ class ArenaOptions:
         most_layouts: layouts that are made before an arena whose steps keep changing is given up.
         bad_share: share of a step's requests without their place that makes the step a bad one.
         bad_steps: how many more bad steps than good ones there are when steps are recorded again.
-        huge_pages: whether to ask the system for huge pages.
         canary_bytes: bytes behind each block that are watched; 0 for none. For tests.
     """
 
@@ -50,7 +49,6 @@ class ArenaOptions:
     most_layouts: int = 4
     bad_share: float = 0.05
     bad_steps: int = 4
-    huge_pages: bool = True
     canary_bytes: int = 0
 
 
@@ -212,7 +210,7 @@ class StepArena:
         first, end = self._parts[self._part : self._part + 2]
         if not self._functions.serve(
             step.sizes, offsets, rooms, layout.arena_bytes,
-            huge_pages=options.huge_pages, canaries=options.canary_bytes > 0, first=first, end=end,
+            canaries=options.canary_bytes > 0, first=first, end=end,
         ):  # fmt: skip
             self._off(f"the system has no room for an arena of {format_bytes(layout.arena_bytes)}")
             return

@@ -19,11 +19,11 @@ import numpy
 
 from ..ground.errors import InfeasibleBudget
 from ..ir.layout import Layout, StepLayout
-from ..packing import pack
+from ..packing import pack, verify
 from ..planner import Evaluation, PolicyOutcome
 from ..simulator import BlockMaker, StepBlocks
 from .evaluation import StageEvaluator
-from .step_layouts import placed, verified
+from .step_layouts import placed
 
 Replan = Callable[[int, bool], PolicyOutcome]
 """Makes a plan for a budget of live bytes; True: as thoroughly as was asked for, False: quickly."""
@@ -232,7 +232,7 @@ class ArenaFitting:
 
     def _told(self, attempt: _Attempt, planned: PolicyOutcome) -> FittedPlan:
         """The result, with the bound of the plan for live bytes: no arena is smaller than the bytes that live in it."""
-        verified(attempt.found, attempt.layout)
+        verify(attempt.found.blocks, attempt.layout)
         notes = attempt.planned.notes
         if attempt.evaluation is not planned.evaluation and planned.step_ms > 0:
             longer = attempt.step_ms / planned.step_ms - 1

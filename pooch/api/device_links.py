@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ..ground.progress import Progress, silent
@@ -21,11 +22,8 @@ def measure_device_link(device: torch.device, room_bytes: int | None = None) -> 
     from ..executor.engines import make_engine
     from ..executor.engines.measurement import measure_link
 
-    engine = make_engine(device)
-    try:
+    with closing(make_engine(device)) as engine:
         return measure_link(engine, device, shares=True, room_bytes=room_bytes)
-    finally:
-        engine.close()
 
 
 def measure_devices(progress: Progress = silent) -> list[tuple[Device, Link]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -37,9 +38,8 @@ def measured_profile(
 
     forward, model = workload.forward, workload.model
     device = model_device(model)
-    engine = make_engine(device)
     room_bytes = _left_by_limit(device, options)
-    try:
+    with closing(make_engine(device)) as engine:
         if ranks is not None:
             progress("waiting for the other ranks")
             ranks.least("here", 1)
@@ -64,8 +64,6 @@ def measured_profile(
         beside = with_step_shares(done.profile.link, engine, device, alone, time_plain_step, spare_bytes)
         link = beside or measure_link(engine, device, shares=True, room_bytes=room_bytes)
         return with_split(replace(done.profile, link=link), workload, options, progress)
-    finally:
-        engine.close()
 
 
 def _left_by_limit(device: torch.device, options: ProfileOptions) -> int | None:

@@ -8,9 +8,9 @@ shortest step is looked for.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy
 
@@ -18,11 +18,15 @@ from ..analysis.dataflow import Dataflow
 from ..analysis.occupancy import occupancy
 from ..analysis.persistence import Cycle, Order, Residence, residence, with_resident
 from ..ground.errors import InfeasibleBudget
+from ..ground.progress import PlanningProgress
 from ..ir import Choice, Decisions, PersistentPlan, Profile
-from ..planner import PolicyOutcome
+from ..planner import Effort, PolicyOutcome
 from ..planner.contract import OPTIMAL_GAP
 from ..simulator import MovingStep, simulate_moving
+from .deciding import decide, request_of
 from .evaluation import StageEvaluator
+from .hooked import dataflow_of
+from .options import PlanOptions
 
 if TYPE_CHECKING:  # importing it would import the solver
     from ..planner import JointSolution
@@ -32,29 +36,55 @@ AHEAD_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2)  # of the budget: room in which nothi
 CHANGES_WORK = 20_000  # ops that are played for single changes of decisions
 FEW = 200  # tensors, among which it pays to look at all whenever one leaves
 REFINEMENTS = 3  # of the two halves beside the best one
+_QUICK_SHARE, _THOROUGH_SHARE = 0.05, 0.3  # of the time limit, for each plan beside which other things move
 
 
-class Planning(Protocol):
-    """How the parts of such a plan are made, by the options that were given."""
+class Planning:
+    """Makes the parts of plans in which everything moves.
+
+    Args:
+        profile: the step, with everything.
+        options: how to plan.
+        progress: called with what is being done.
+    """
+
+    def __init__(self, profile: Profile, options: PlanOptions, progress: PlanningProgress | None) -> None:
+        host_bytes = options.host_bytes(profile)
+        if host_bytes is not None:  # what outlives the step may need room for all of it
+            left_bytes = host_bytes - sum(each.size_bytes for each in profile.persistent)
+            options = replace(options, host_budget=max(1, left_bytes))
+        self._options, self._progress = options, progress
 
     def dataflow(self, profile: Profile) -> Dataflow:
         """What is planned of a profile."""
+        return dataflow_of(profile, self._options.region, hooked=True)
 
     def make(self, evaluator: StageEvaluator, budget_bytes: int, *, thorough: bool) -> PolicyOutcome:
-        """Plan activations within a budget.
-
-        Raises:
-            InfeasibleBudget: they do not fit.
-        """
+        """Plan activations within a budget."""
+        options, share = self._options, _THOROUGH_SHARE if thorough else _QUICK_SHARE
+        effort: Effort = options.effort if thorough else "fast"
+        chosen = replace(
+            options, effort=effort, explain=options.explain and thorough, time_limit_s=share * options.time_limit_s
+        )
+        return decide(evaluator, budget_bytes, chosen, progress=self._progress)
 
     def fit(self, evaluator: StageEvaluator, budget_bytes: int, decisions: Decisions) -> PolicyOutcome | None:
         """Make a plan of these decisions, with a few more activations that leave if it does not fit without."""
+        from ..planner import fitted
+
+        return fitted(request_of(evaluator, budget_bytes, self._options), decisions)
 
     def changes(self, dataflow: Dataflow, decisions: Decisions) -> Iterator[dict[int, Choice]]:
         """Yield the decisions with one of them changed, those on the largest activations first."""
+        from ..planner import single_changes
+
+        return single_changes(dataflow, decisions)
 
     def solve(self, evaluator: StageEvaluator, budget_bytes: int, cycle: Cycle) -> JointSolution | None:
-        """Solve the program of everything, for the step without what could leave of what outlives it."""
+        """Solve the program of everything."""
+        from ..planner import solve_jointly
+
+        return solve_jointly(request_of(evaluator, budget_bytes, self._options), cycle)
 
 
 @dataclass(frozen=True, slots=True)

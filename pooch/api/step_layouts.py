@@ -32,7 +32,9 @@ def layout_of(
     if plan is not None:
         simulate(profile, plan)  # refuses what does not belong together
     found = _blocks_of(profile, plan)
-    return placed(found, verified(found, pack(found.blocks, policy=policy, time_limit_s=time_limit_s)))
+    layout = pack(found.blocks, policy=policy, time_limit_s=time_limit_s)
+    verify(found.blocks, layout)
+    return placed(found, layout)
 
 
 def _blocks_of(profile: Profile, plan: Plan | None) -> StepBlocks:
@@ -60,16 +62,6 @@ def tick_times_ms(profile: Profile, plan: Plan | None = None) -> list[float]:
         times_ms += [begin_ms + (until_ms - begin_ms) * place / (end - first) for place in range(end - first)]
         times_ms.append(until_ms)
     return [*times_ms, timeline.step_ms]
-
-
-def verified(found: StepBlocks, layout: Layout) -> Layout:
-    """Return a layout once the verifier has passed it.
-
-    Raises:
-        InvalidLayout: blocks overlap.
-    """
-    verify(found.blocks, layout)
-    return layout
 
 
 def placed(found: StepBlocks, layout: Layout) -> StepLayout:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from types import FrameType
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -21,15 +21,11 @@ from .seldom import Seldom
 
 def is_stepping() -> bool:
     """Whether the calling thread is within the step of an optimizer. Asked seldom: it looks through the stack."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if (
-            frame.f_code.co_name == _AROUND_STEPS
-            and frame.f_globals.get("__name__") == torch.optim.Optimizer.__module__
-        ):
-            return True
-        frame = frame.f_back
-    return False
+    module = torch.optim.Optimizer.__module__
+    return any(
+        frame.f_code.co_name == _AROUND_STEPS and frame.f_globals.get("__name__") == module
+        for frame, _ in walk_stack(sys._getframe(1))
+    )
 
 
 _AROUND_STEPS = "wrapper"  # what `torch.optim.Optimizer` surrounds the steps of all kinds of optimizers with

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from types import FrameType
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -170,12 +170,10 @@ def held_by_running_steps() -> list[torch.Tensor]:
     What they keep so is known as state only from the end of such a step on.
     """
     found: list[torch.Tensor] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe(1)):
         if frame.f_globals.get("__name__") == torch.optim.LBFGS.__module__:
             variables = frame.f_locals
             found += find_tensors(list(variables.values()))
             if type(variables) is dict:  # until Python 3.12 the frame keeps this copy, with what it has let go of since
                 variables.clear()
-        frame = frame.f_back
     return found

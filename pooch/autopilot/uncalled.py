@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import FrameType
+from traceback import walk_stack
 from typing import Any, Protocol
 
 import torch
@@ -136,12 +136,8 @@ def _is_transformed() -> bool:
 
     While an op of one runs, PyTorch's own stack of them is hidden. What a step put in place there would not stay.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("torch._functorch."):
-            return True
-        frame = frame.f_back
-    return False
+    callers = (frame.f_globals.get("__name__", "") for frame, _ in walk_stack(sys._getframe(1)))
+    return any(name.startswith("torch._functorch.") for name in callers)
 
 
 def _unpack(packed: Any) -> torch.Tensor:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..ground.errors import UsageError
-from .checks import refuse_missing_device
 from .options import (
     PATH,
     count_option,
-    device_option,
+    measure_options,
     options_by_policy,
     output_option,
     plot_option,
     ranks_option,
     results_options,
     shared_planning_options,
-    spill_directory_option,
 )
 from .output import print_json, print_tables, print_written, progress_shown
 
@@ -45,12 +43,8 @@ if TYPE_CHECKING:
 @output_option("--csv", "csv_path", help="Write all rows as CSV.")
 @plot_option("Draw time against memory")
 @click.option("--all", "draw_all", is_flag=True, help="For --plot: also policies that others beat under every budget.")
-@click.option("--measure", metavar="WORKLOAD", help="Also train under each plan: the workload of the profile.")
-@click.option("--batch-size", type=int, metavar="N", help="For --measure (default: that of the profile).")
-@device_option("For --measure (default: that of the profile).")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="For --measure: a setting of the workload.")
+@measure_options("Also train under each plan: the workload of the profile.", "that of the profile")
 @count_option("--steps", 3, "Steps to measure.")
-@spill_directory_option
 @results_options
 def command(
     profile_path: Path,
@@ -61,10 +55,7 @@ def command(
     csv_path: Path | None,
     plot: Path | None,
     draw_all: bool,
-    measure: str | None,
-    batch_size: int | None,
-    device: str | None,
-    settings: tuple[str, ...],
+    factory: WorkloadFactory | None,
     steps: int,
     as_json: bool,
     **planning: Any,
@@ -75,7 +66,6 @@ def command(
     from ..ir import Profile
 
     profile = Profile.load(profile_path).shared_by(ranks)
-    factory = _factory(measure, profile, batch_size, device, settings)
     parameters = options_by_policy(policy_options, policies)
     with progress_shown() as progress:
         rows = compare(
@@ -87,23 +77,11 @@ def command(
             progress=progress,
         )
         if factory is not None:
+            batch_size, device = factory.batch_size or profile.batch_size or None, factory.device or profile.device.kind
+            factory = replace(factory, batch_size=batch_size, device=device)
             rows = measure_rows(rows, factory, steps=steps, progress=progress)
     _write(profile, rows, csv_path, plot, draw_all)
     _print(rows, as_json, csv_path, plot)
-
-
-def _factory(
-    name: str | None, profile: Profile, batch_size: int | None, device: str | None, settings: tuple[str, ...]
-) -> WorkloadFactory | None:
-    if name is None:
-        if settings or batch_size is not None or device is not None:
-            raise UsageError("--batch-size, --device and --set are for --measure: add --measure WORKLOAD")
-        return None
-    from ..workloads import WorkloadFactory, parse_settings
-
-    refuse_missing_device(device)
-    batch_size = batch_size or profile.batch_size or None
-    return WorkloadFactory(name, batch_size, device or profile.device.kind, parse_settings(settings))
 
 
 def _write(

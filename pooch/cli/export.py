@@ -10,11 +10,12 @@ import click
 from ..ground.errors import UsageError
 from ..ground.units import format_bytes, plural
 from ..ir import Plan, Profile
-from .options import PATH, device_option, output_option, profile_option, results_options, spill_directory_option
+from .options import PATH, measure_options, output_option, profile_option, results_options
 from .output import print_json, progress_shown, say
 
 if TYPE_CHECKING:
     from ..ir.lives import StepLives
+    from ..workloads import WorkloadFactory
 
 
 @click.command("export")
@@ -27,22 +28,13 @@ if TYPE_CHECKING:
     required=True,
     help="The memory of the step as a snapshot of torch.cuda.memory, to be dropped into pytorch.org/memory_viz.",
 )
-@click.option("--measure", "workload", metavar="WORKLOAD", help="Train this under the plan, and show what is measured.")
-@click.option("--batch-size", type=int, metavar="N", help="With --measure: items per step.")
-@device_option("With --measure: where to train (default: the workload's own).")
-@click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="With --measure: a setting of the workload."
-)
-@spill_directory_option
+@measure_options("Train this under the plan, and show what is measured.", "the workload's own")
 @results_options
 def command(
     plan_path: Path,
     profile_path: Path | None,
     memory_viz: Path,
-    workload: str | None,
-    batch_size: int | None,
-    device: str | None,
-    settings: tuple[str, ...],
+    factory: WorkloadFactory | None,
     as_json: bool,
 ) -> None:
     """Write PLAN.json for other tools.
@@ -53,20 +45,18 @@ def command(
     from ..report.memory_viz import write_memory_viz
 
     plan = Plan.load(plan_path)
-    if workload is None:
-        if batch_size is not None or device is not None or settings:
-            raise UsageError("--batch-size, --device and --set are for --measure: add it")
+    if factory is None:
         lives = _predicted(plan, profile_path)
     else:
         if profile_path is not None:
             raise UsageError("--profile is for what is predicted, and --measure runs the step: give one of them")
-        lives = _measured(plan, workload, batch_size, device, settings)
+        lives = _measured(plan, factory)
     write_memory_viz(lives, memory_viz)
     if as_json:
         record = {"output": str(memory_viz), "peak_bytes": lives.peak_bytes, "blocks": len(lives.lives)}
-        print_json(record | {"measured": workload is not None})
+        print_json(record | {"measured": factory is not None})
         return
-    how = "predicted" if workload is None else "measured"
+    how = "predicted" if factory is None else "measured"
     say(f"wrote {memory_viz} ({plural(len(lives.lives), 'block')}, peak {format_bytes(lives.peak_bytes)}, {how})")
     say("drop it into https://pytorch.org/memory_viz, which uploads nothing")
 
@@ -79,14 +69,8 @@ def _predicted(plan: Plan, profile_path: Path | None) -> StepLives:
     return lives_of(Profile.load(profile_path), plan)
 
 
-def _measured(
-    plan: Plan, workload: str, batch_size: int | None, device: str | None, settings: tuple[str, ...]
-) -> StepLives:
+def _measured(plan: Plan, factory: WorkloadFactory) -> StepLives:
     from ..api.measure.measured_lives import measured_lives
-    from ..workloads import WorkloadFactory, parse_settings
-    from .checks import refuse_missing_device
 
-    refuse_missing_device(device)
-    factory = WorkloadFactory(workload, batch_size, device, parse_settings(settings))
     with progress_shown() as progress:
         return measured_lives(factory, plan, progress=progress)

@@ -75,14 +75,47 @@ def workload_options(function: Function) -> Function:
             refuse_missing_device(device)  # fake tensors need none
         return function(factory=WorkloadFactory(workload, batch_size, device, parse_settings(settings)), **others)
 
-    options = _together(
-        click.argument("workload"),
-        click.option("--batch-size", type=int, metavar="N", help="Items per step (default: the workload's own)."),
-        device_option("Where to train (default: the workload's own)."),
-        click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of the workload."),
+    return _together(click.argument("workload"), _options_of_workload("", "the workload's own"))(command)
+
+
+def measure_options(about: str, default: str) -> Decorator:
+    """--measure WORKLOAD with what belongs to a workload, which the command gets as `factory`; None: not asked for.
+
+    Args:
+        about: What --measure does.
+        default: What batch size and device are otherwise.
+    """
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def command(
+            workload: str | None, batch_size: int | None, device: str | None, settings: tuple[str, ...], **others: Any
+        ) -> Any:
+            from ..workloads import WorkloadFactory, parse_settings
+
+            if workload is None:
+                if settings or batch_size is not None or device is not None:
+                    raise UsageError("--batch-size, --device and --set are for --measure: add --measure WORKLOAD")
+                return function(factory=None, **others)
+            refuse_missing_device(device)
+            return function(factory=WorkloadFactory(workload, batch_size, device, parse_settings(settings)), **others)
+
+        measure = click.option("--measure", "workload", metavar="WORKLOAD", help=about)
+        return _together(measure, _options_of_workload("With --measure: ", default))(command)
+
+    return decorate
+
+
+def _options_of_workload(when: str, default: str) -> Decorator:
+    def told(text: str) -> str:
+        return f"{when}{text}" if when else text[0].upper() + text[1:]
+
+    return _together(
+        click.option("--batch-size", type=int, metavar="N", help=told(f"items per step (default: {default}).")),
+        device_option(told(f"where to train (default: {default}).")),
+        click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=told("a setting of the workload.")),
         spill_directory_option,
     )
-    return options(command)
 
 
 time_limit_option = click.option(

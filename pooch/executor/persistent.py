@@ -43,7 +43,6 @@ _HALF_MADE = (
     "a step of an optimizer has failed and cannot be undone, so that some of its numbers are stepped and others are "
     "not: load a checkpoint"
 )
-_OF_A_SLICE = 6  # times the size of its parameters: what comes back for it, what comes to be, and temporary tensors
 
 
 class _Owner(Owner):

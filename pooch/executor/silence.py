@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -132,12 +133,10 @@ def running_module() -> str:
     Only needed when something is told, so no step pays for it.
     """
     modules = []
-    frame: Any = sys._getframe()
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe()):
         found = frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
         if isinstance(found, torch.nn.Module):
             modules.append(found)
-        frame = frame.f_back
     if not modules:
         return ""
     names = {id(module): name for name, module in modules[-1].named_modules()}

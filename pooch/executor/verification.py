@@ -16,7 +16,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from types import FrameType
+from traceback import walk_stack
 from typing import Any, Literal
 
 import torch
@@ -371,14 +371,12 @@ def new_witness(key: Hashable, level: Level) -> Witness:
 
 def calling_module() -> Callable[[], torch.nn.Module | None]:
     """Return a weak reference to the innermost module whose forward pass is running in the calling thread."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe(1)):
         code = frame.f_code
         if code.co_argcount and code.co_varnames[0] == "self" and code.co_name != "__torch_dispatch__":
             found = frame.f_locals.get("self")
             if isinstance(found, torch.nn.Module):
                 return weakref.ref(found)
-        frame = frame.f_back
     return lambda: None
 
 

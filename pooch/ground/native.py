@@ -13,18 +13,22 @@ from __future__ import annotations
 import atexit
 import ctypes
 import hashlib
+import importlib.machinery
+import importlib.util
 import os
 import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from .folders import TemporaryFolder
-from .messages import tell
+from .messages import tell, warn
 from .reading import is_ours
 
 FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
@@ -183,6 +187,48 @@ def _build(library: Path, inputs: Sequence[str], link_flags: Sequence[str], tell
         raise BuildError(f"{command[0]} failed: {first}") from error
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"{command[0]} took more than {BUILD_LIMIT_S} s") from error
+
+
+class Extension:
+    """A module of C++, once somebody has asked for it: None where it cannot be had, for the reason in `why_not`.
+
+    Args:
+        load: Returns the module, or None if it is not wanted.
+        otherwise: What is told, with the reason, where it cannot be had. "": nothing is.
+
+    Attributes:
+        loaded: The module without asking, for what is done for each saved tensor.
+    """
+
+    def __init__(self, load: Callable[[], ModuleType | None], otherwise: str = "") -> None:
+        self._load, self._otherwise = load, otherwise
+        self._lock = threading.Lock()
+        self._is_known = False
+        self.why_not = ""
+        self.loaded: ModuleType | None = None
+
+    def get(self) -> ModuleType | None:
+        """Return the module, loaded or built if it was not yet."""
+        with self._lock:
+            if not self._is_known:
+                try:
+                    self.loaded = self._load()
+                except (BuildError, ImportError, OSError) as error:
+                    self.why_not = str(error)
+                    if self._otherwise:
+                        warn(f"{self._otherwise}: {self.why_not}")
+                self._is_known = True
+            return self.loaded
+
+
+def loaded_module(name: str, library: Path) -> ModuleType:
+    """Load a module of Python from a compiled library."""
+    loader = importlib.machinery.ExtensionFileLoader(name, str(library))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
 
 
 def bound_functions(library: ctypes.CDLL, prefix: str, signatures: Signatures) -> dict[str, Any]:

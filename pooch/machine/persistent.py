@@ -490,9 +490,7 @@ class PersistentValues:
 
     def distance(self, value: PersistentValue) -> float:
         """How far ahead the next use of a value is."""
-        if self._uses.are_known:
-            return self._uses.distance(value.number, self._count_uses())
-        return self._count_uses() - value.last_use
+        return self._distance(value, self._count_uses())
 
     def among(self, saved: Iterator[Value], cost_ms: Cost, score: Cost) -> Iterator[Value]:
         """Yield these values and others in the order in which they leave.

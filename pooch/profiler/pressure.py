@@ -61,15 +61,11 @@ def evicting(device: torch.device, budget_bytes: int, live_bytes: int = 0) -> It
     Raises:
         TierError: If the tier cannot be set up.
     """
-    engine = make_engine(device)
-    try:
-        with _counting(device, budget_bytes, live_bytes) as count:
-            budget_bytes = NOTHING_STAYS if count is None else budget_bytes
-            evictor = Evictor(budget_bytes, engine, _BytesBetweenOps(count or _nobody_asks), device)
-            evictor.silence = Silence(_say_nothing)  # that is for those who train under an evictor
-            yield evictor
-    finally:
-        engine.close()
+    with closing(make_engine(device)) as engine, _counting(device, budget_bytes, live_bytes) as count:
+        budget_bytes = NOTHING_STAYS if count is None else budget_bytes
+        evictor = Evictor(budget_bytes, engine, _BytesBetweenOps(count or _nobody_asks), device)
+        evictor.silence = Silence(_say_nothing)  # that is for those who train under an evictor
+        yield evictor
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from .moving import MovingStep, simulate_moving
 from .online import run_online
 from .simulate import simulate, step_time_ms
-from .step_blocks import BlockMaker, StepBlock, StepBlocks, step_blocks
+from .step_blocks import BlockMaker, StepBlock, StepBlocks
 
 __all__ = [
     "BlockMaker",
@@ -13,6 +13,5 @@ __all__ = [
     "run_online",
     "simulate",
     "simulate_moving",
-    "step_blocks",
     "step_time_ms",
 ]

@@ -85,11 +85,6 @@ class BlockMaker:
         return StepBlock(kind, target, Block(lower, upper, size_bytes, self._alignment_bytes, f"{kind} {target}"))
 
 
-def step_blocks(dataflow: Dataflow, schedule: Schedule) -> StepBlocks:
-    """Make the blocks of one schedule; for several of the same dataflow, use `BlockMaker`."""
-    return BlockMaker(dataflow).blocks(schedule)
-
-
 class _Ticks:
     """The tick of each action and of each point."""
 

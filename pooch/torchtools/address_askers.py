@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from dataclasses import dataclass, field
+from traceback import walk_stack
 from types import FrameType
 
 _OWN = {__name__.partition(".")[0], "torch"}  # the stand-ins, and methods of PyTorch that ask for their caller
@@ -39,9 +40,7 @@ class RunningCall:
     def has_ended(self) -> bool:
         """Whether it has returned."""
         frame = sys._current_frames().get(self.thread)
-        while frame is not None and frame is not self.frame:
-            frame = frame.f_back
-        return frame is None
+        return frame is None or all(each is not self.frame for each, _ in walk_stack(frame))
 
 
 def compares_addresses() -> bool:
@@ -54,21 +53,15 @@ def reading_call() -> RunningCall | None:
     asker = _asker()
     if asker is None or not _is_among(asker, _READING):
         return None
-    module, outermost = asker.f_globals["__name__"], asker
-    frame: FrameType | None = asker
-    while frame is not None:
-        if frame.f_globals.get("__name__") == module:
-            outermost = frame
-        frame = frame.f_back
+    module = asker.f_globals["__name__"]
+    *_, outermost = (frame for frame, _ in walk_stack(asker) if frame.f_globals.get("__name__") == module)
     return RunningCall(outermost, threading.get_ident())
 
 
 def _asker() -> FrameType | None:
     """The innermost frame of neither Pooch nor PyTorch."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _OWN:
-        frame = frame.f_back
-    return frame
+    frames = (frame for frame, _ in walk_stack(sys._getframe(1)))
+    return next((each for each in frames if str(each.f_globals.get("__name__")).partition(".")[0] not in _OWN), None)
 
 
 def _is_among(asker: FrameType | None, known: dict[str, set[str]]) -> bool:

@@ -17,6 +17,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
@@ -459,13 +460,11 @@ def backward_is_compiled() -> bool:
 
 def compiled_name() -> str:
     """Return what is compiled, for people: an operator of higher order compiles itself."""
-    frame: Any = sys._getframe()
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe()):
         name = frame.f_globals.get("__name__", "")
         for package in ("torch._higher_order_ops.", "torch.nn.attention."):
             if name.startswith(package) and not name.endswith(".utils"):
                 return f"torch.{name.removeprefix(package)}"
-        frame = frame.f_back
     return COMPILED
 
 

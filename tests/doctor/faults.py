@@ -139,7 +139,7 @@ def _copy_gives_other_bytes(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def _disk_gives_other_bytes(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    patch.setattr(cpu.copier.LIBRARY, "_module", None)  # a thread of Python writes through this function
+    patch.setattr(cpu.copier.LIBRARY, "loaded", None)  # a thread of Python writes through this function
     patch.setattr(cpu.copier.LIBRARY, "_is_known", True)
     changed_on_disk(patch)
 

@@ -23,7 +23,7 @@ def through_python() -> ModuleType:
 def copy_through_python() -> None:
     """Use it from now on in this process, unless its environment asks for a thread of Python."""
     if copier.LIBRARY.get() is not None:
-        copier.LIBRARY._module = through_python()
+        copier.LIBRARY.loaded = through_python()
 
 
 def copy_threads() -> int:
@@ -43,4 +43,4 @@ def use_copier(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip(f"no native thread that copies: {copier.LIBRARY.why_not}")
     monkeypatch.setenv(copier.VARIABLE, "0" if which == "Python" else "1")
     if which != "native":
-        monkeypatch.setattr(copier.LIBRARY, "_module", through_python() if which == "through Python" else None)
+        monkeypatch.setattr(copier.LIBRARY, "loaded", through_python() if which == "through Python" else None)

@@ -134,7 +134,7 @@ READS = (
     Mutation("all who ask for addresses compare them", _ASKERS, "return _is_among(_asker(), _COMPARING)", "return True"),
     Mutation("a function of that name reads as safetensors does", _ASKERS, 'known.get(str(asker.f_globals.get("__name__")), ())', "set().union(*known.values())"),
     Mutation("calls that read have ended as they begin", _ASKERS, "    return RunningCall(outermost,", "    return RunningCall(sys._getframe(),"),
-    Mutation("calls that read never end", _ASKERS, "        return frame is None\n", "        return False\n"),
+    Mutation("calls that read never end", _ASKERS, "        return frame is None or all(each is not self.frame for each, _ in walk_stack(frame))\n", "        return False\n"),
     Mutation("constant addresses are not seen", _LOOKS, '"const_data_ptr", ', ""),
     Mutation("DLPack is not seen", _LOOKS, '"__dlpack__", ', ""),
     Mutation("functions on items are not seen", _LOOKS, ', "apply_", "map_"', ""),

@@ -15,7 +15,7 @@ from pooch.analysis.remainder import remainders, storages
 from pooch.ir import Action, Profile, Region, Schedule
 from pooch.packing import bound_of, pack, verify
 from pooch.schedule import lower
-from pooch.simulator import StepBlocks, simulate, step_blocks
+from pooch.simulator import BlockMaker, StepBlocks, simulate
 from tests import toys
 
 NOTHING = Schedule((), (), (), (), (), 0)
@@ -45,7 +45,7 @@ def test_blocks_sum_up_to_the_simulated_bytes_at_every_point(profile: Profile, r
     decided = toys.random_decisions(random, dataflow)
     least = simulate(dataflow, lower(dataflow, decided, 1)).peak_bytes
     schedule = lower(dataflow, decided, random.randint(least - 10, max(least, profile.peak_bytes) + 10))
-    found = step_blocks(dataflow, schedule)
+    found = BlockMaker(dataflow).blocks(schedule)
     timeline = simulate(dataflow, schedule)
     assert live_points(found) == timeline.point_bytes.tolist()
     assert bound_of(found.blocks) + found.outside_bytes == timeline.peak_bytes
@@ -72,13 +72,13 @@ def test_budgets_by_point_are_kept_where_one_budget_is(profile: Profile, seed: i
 @moderate
 @given(toys.profiles())
 def test_every_layout_of_a_step_holds(profile: Profile) -> None:
-    found = step_blocks(Dataflow(profile), NOTHING)
+    found = BlockMaker(Dataflow(profile)).blocks(NOTHING)
     verify(found.blocks, pack(found.blocks, max_rounds=1, time_limit_s=1e6))
 
 
 def test_a_swapped_value_has_two_lives_and_a_kept_one_has_one() -> None:
     dataflow = Dataflow(toys.chain(5, size_bytes=10))
-    found = step_blocks(dataflow, lower(dataflow, {1: "swap"}, 1))
+    found = BlockMaker(dataflow).blocks(lower(dataflow, {1: "swap"}, 1))
     assert len(kinds_at(found, "swap")) == 2
     lives = sorted((item.block.lower, item.block.upper) for item in found.items if item.target == 1)
     assert lives[0][1] < lives[1][0]
@@ -88,7 +88,7 @@ def test_a_swapped_value_has_two_lives_and_a_kept_one_has_one() -> None:
 def test_a_replay_has_blocks_of_its_own() -> None:
     profile = toys.chain(3, size_bytes=10, unsaved_between=1, workspace_bytes=7)
     dataflow = Dataflow(profile)
-    found = step_blocks(dataflow, lower(dataflow, {2: "recompute"}, 1))
+    found = BlockMaker(dataflow).blocks(lower(dataflow, {2: "recompute"}, 1))
     assert len(kinds_at(found, "recompute")) == 2
     assert kinds_at(found, "replay") == [(10, 1)]
     assert kinds_at(found, "temporary").count((7, 1)) == 2  # once in the forward pass, once in its replay
@@ -103,7 +103,7 @@ def test_a_replay_in_place_takes_over_the_storage() -> None:
     dataflow = Dataflow(step.build())
     schedule = lower(dataflow, {changed: "recompute"}, 1)
     assert any(action.in_place for action in schedule.actions)
-    found = step_blocks(dataflow, schedule)
+    found = BlockMaker(dataflow).blocks(schedule)
     assert len(kinds_at(found, "recompute")) == 2
     assert kinds_at(found, "replay") == []  # what the op before it made is the same block
 
@@ -136,7 +136,7 @@ def test_what_an_op_computes_in_place_is_not_counted_twice_though_its_profile_ha
     ops = [replace(op, peak_bytes=op.peak_bytes - 16 * (op.index == adding)) for op in profile.ops]
     dataflow = Dataflow(replace(profile, ops=tuple(ops)))
     assert remainders(dataflow, storages(dataflow)) == ((), 100)
-    found = step_blocks(dataflow, NOTHING)
+    found = BlockMaker(dataflow).blocks(NOTHING)
     lives = {item.target: (item.block.lower, item.block.upper) for item in found.items}
     assert lives[product][1] == lives[total][0]
     assert live_points(found) == dataflow.in_core_points.tolist()
@@ -145,7 +145,7 @@ def test_what_an_op_computes_in_place_is_not_counted_twice_though_its_profile_ha
 @pytest.mark.parametrize("sizes", ["requested", "allocated"])
 def test_offsets_are_aligned_as_the_allocator_does(sizes: str) -> None:
     profile = replace(toys.chain(3, size_bytes=10), sizes=sizes)
-    found = step_blocks(Dataflow(profile), NOTHING)
+    found = BlockMaker(Dataflow(profile)).blocks(NOTHING)
     assert {block.alignment_bytes for block in found.blocks} == {64 if sizes == "requested" else 512}
 
 
@@ -156,5 +156,5 @@ def test_a_free_behind_other_actions_ends_its_block_there() -> None:
         Action(6, "copy_in", 1), Action(6, "wait", 1),
     )  # fmt: skip
     schedule = Schedule(actions, (), (), (1,), ((1, 0),), 4096)
-    found = step_blocks(dataflow, schedule)
+    found = BlockMaker(dataflow).blocks(schedule)
     assert live_points(found) == simulate(dataflow, schedule).point_bytes.tolist()

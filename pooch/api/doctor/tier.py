@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,6 @@ import torch
 from ...executor.engines import make_engine
 from ...executor.engines.measurement import both_ways_bytes_per_ms, measure_link, noise
 from ...executor.engines.pinned import PinnedBlock
-from ...executor.engines.protocol import CopyEngine
 from ...executor.engines.trying import try_copies
 from ...ground.errors import TierError
 from ...ground.units import format_bytes
@@ -32,19 +31,10 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 SLOW_BYTES_PER_S = {"locked": 1e9, "file": 30e6}
 
 
-@contextmanager
-def _engine(patient: Patient) -> Iterator[CopyEngine]:
-    engine = make_engine(patient.device)
-    try:
-        yield engine
-    finally:
-        engine.close()
-
-
 def try_directory(patient: Patient) -> Iterator[Finding]:
     """Whether the spill directory takes a file of some size. A machine with a GPU needs none."""
     directory = SpillDirectory.of()
-    with _engine(patient) as engine:
+    with closing(make_engine(patient.device)) as engine:
         try:
             arena = engine.open_arena(ROOM_BYTES)
         except TierError as error:
@@ -101,7 +91,7 @@ def try_locking(patient: Patient) -> Iterator[Finding]:
 def try_copying(patient: Patient) -> Iterator[Finding]:
     """Whether bytes come back as they left, and whether compute waits for copies."""
     patient.progress("copying to the swap tier and back")
-    with _engine(patient) as engine:
+    with closing(make_engine(patient.device)) as engine:
         try:
             outcome = try_copies(engine, patient.device, _COPY_BYTES)
         except TierError as error:
@@ -122,7 +112,7 @@ def measure_rates(patient: Patient) -> Iterator[Finding]:
     """How fast copies are: each way, both ways at once, and what they take from compute beside them."""
     patient.progress("measuring copies")
     least = SLOW_BYTES_PER_S["locked" if has_streams(patient.device) else "file"]
-    with _engine(patient) as engine:
+    with closing(make_engine(patient.device)) as engine:
         try:
             link = measure_link(engine, patient.device, shares=True)
             if _slowest(link) < least:  # something else may have been busy
@@ -157,11 +147,8 @@ def _through_ordinary_memory(patient: Patient) -> Link:
     """The link as it is where memory cannot be page-locked."""
     from ...executor.engines.streams import StreamEngine
 
-    engine = StreamEngine(patient.device, "never")
-    try:
+    with closing(StreamEngine(patient.device, "never")) as engine:
         return measure_link(engine, patient.device)
-    finally:
-        engine.close()
 
 
 def _slowest(link: Link) -> float:

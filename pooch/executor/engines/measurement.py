@@ -6,6 +6,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -69,8 +70,8 @@ def measure_link(
     """
     left_bytes = free_bytes(device) // 2
     room_bytes = left_bytes if room_bytes is None else min(room_bytes, left_bytes)
-    large_bytes, arena = _room_for_copies(engine, _copy_sizes(room_bytes) or [_LEAST_BYTES])
-    try:
+    large_bytes, room = _room_for_copies(engine, _copy_sizes(room_bytes) or [_LEAST_BYTES])
+    with closing(room) as arena:
         storages = [noise(large_bytes, device).untyped_storage() for _ in range(2)]
         small = noise(SMALL_BYTES, device).untyped_storage()
 
@@ -101,8 +102,6 @@ def measure_link(
         copies = ((lambda: arena.copy_out(storages[0], 0), out), (lambda: arena.copy_in(storages[0], 0), back))
         out_share, in_share = (_compute_share(copy, large_bytes, way, device, product_bytes) for copy, way in copies)
         return replace(link, out_compute_share=out_share, in_compute_share=in_share)
-    finally:
-        arena.close()
 
 
 def _room_for_copies(engine: CopyEngine, sizes: list[int]) -> tuple[int, Arena]:
@@ -181,8 +180,7 @@ def _with_shares_beside(
     time_step: TimesStep,
     large_bytes: int,
 ) -> Link:
-    arena = engine.open_arena(2 * large_bytes)
-    try:
+    with closing(engine.open_arena(2 * large_bytes)) as arena:
         source = noise(large_bytes, device).untyped_storage()
         _complete(arena.copy_out(source, large_bytes), engine)
 
@@ -193,8 +191,6 @@ def _with_shares_beside(
             return arena.copy_in(torch.UntypedStorage(large_bytes, device=device), large_bytes)
 
         beside = [_step_beside(engine, copy_out, copy_in, time_step) for _ in alone]
-    finally:
-        arena.close()
     out = min((forward for forward, _ in beside), key=lambda each: each.pass_ms)
     back = min((backward for _, backward in beside), key=lambda each: each.pass_ms)
     out_rate, in_rate = out.rate(large_bytes, link.out_bytes_per_ms), back.rate(large_bytes, link.in_bytes_per_ms)
@@ -354,13 +350,11 @@ def both_ways_bytes_per_ms(engine: CopyEngine, device: torch.device) -> float:
     Raises:
         TierError: If the tier cannot be used.
     """
-    large_bytes, arena = _room_for_copies(engine, _copy_sizes(free_bytes(device) // 2) or [_LEAST_BYTES])
-    try:
+    large_bytes, room = _room_for_copies(engine, _copy_sizes(free_bytes(device) // 2) or [_LEAST_BYTES])
+    with closing(room) as arena:
         storages = [noise(large_bytes, device).untyped_storage() for _ in range(2)]
         _complete(arena.copy_out(storages[0], 0), engine)
         return 2 * large_bytes / max(_together_ms(arena, storages, device), 1e-6)
-    finally:
-        arena.close()
 
 
 def _compute_share(

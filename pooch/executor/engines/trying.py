@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Literal
 
 import torch
@@ -34,14 +35,11 @@ def try_copies(engine: CopyEngine, device: torch.device, size_bytes: int) -> Out
     Raises:
         TierError: If the tier cannot be used, or has noticed by itself that it gave back other bytes.
     """
-    arena = engine.open_arena(size_bytes)
-    try:
+    with closing(engine.open_arena(size_bytes)) as arena:
         if not _comes_back(engine, arena, device, size_bytes, lambda ticket: _ended(ticket, device)):
             return "other bytes"
         if not _comes_back(engine, arena, device, size_bytes, lambda ticket: None):
             return "not awaited"
-    finally:
-        arena.close()
     return "right"
 
 

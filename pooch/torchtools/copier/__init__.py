@@ -7,12 +7,9 @@ the other at each of many small copies. Where this cannot be built, a thread of 
 from __future__ import annotations
 
 import errno
-import importlib.machinery
-import importlib.util
 import os
 import sys
 import sysconfig
-import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -36,30 +33,12 @@ ENDED_EARLY = (errno.EIO, "the spill file ended early")
 OTHER_BYTES = (CHANGED, "the spill file gave back other bytes than were written to it")
 
 
-class _Library:
-    """The module, once somebody has asked for it: None where it cannot be had, for the reason in `why_not`.
-
-    What watches steps is built from the same compiler, and says so in one line where there is none.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._is_known = False
-        self._module: ModuleType | None = None
-        self.why_not = ""
-
-    def get(self) -> ModuleType | None:
-        with self._lock:
-            if not self._is_known:
-                try:
-                    self._module = None if os.environ.get(VARIABLE) == "0" else loaded(built_library())
-                except (native.BuildError, ImportError, OSError) as error:
-                    self.why_not = str(error)
-                self._is_known = True
-            return self._module
+def _wanted() -> ModuleType | None:
+    return None if os.environ.get(VARIABLE) == "0" else loaded(built_library())
 
 
-LIBRARY = _Library()
+# What watches steps is built from the same compiler, and says so in one line where there is none.
+LIBRARY = native.Extension(_wanted)
 
 
 def is_packed(storage: torch.UntypedStorage) -> bool:
@@ -96,11 +75,7 @@ def built_library(source: Path = SOURCE) -> Path:
 
 def loaded(library: Path) -> ModuleType:
     """Load the module from a compiled library."""
-    loader = importlib.machinery.ExtensionFileLoader("copier", str(library))
-    spec = importlib.util.spec_from_loader("copier", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    module = native.loaded_module("copier", library)
     module.use(_failed, memory_address)
     return module
 

@@ -294,7 +294,7 @@ void pooch_arena_read(int64_t* sizes, int64_t* deaths) {
 // nowhere), in `rooms[k]` bytes. Returns whether there was room for the arena.
 int pooch_arena_serve(
     int64_t count, const int64_t* sizes, const int64_t* offsets, const int64_t* rooms, int64_t arena_bytes,
-    int huge_pages, int canaries) {
+    int canaries) {
   try {
     std::vector<pooch::Place> places;
     places.reserve(static_cast<size_t>(count));
@@ -302,7 +302,7 @@ int pooch_arena_serve(
       const bool fits = offsets[k] >= 0 && rooms[k] >= sizes[k] && offsets[k] + rooms[k] <= arena_bytes;
       places.push_back({fits ? offsets[k] : pooch::kNoPlace, rooms[k]});
     }
-    return arenas().serve({sizes, sizes + count}, std::move(places), arena_bytes, huge_pages != 0, canaries != 0);
+    return arenas().serve({sizes, sizes + count}, std::move(places), arena_bytes, canaries != 0);
   } catch (const std::bad_alloc&) {
     return 0;
   }

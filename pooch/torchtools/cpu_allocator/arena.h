@@ -23,9 +23,9 @@ constexpr unsigned char kCanary = 0xA5;
 // One mapping. It ends with its last block, or when it is taken off, whichever is later.
 class Arena {
  public:
-  static Arena* map(std::vector<int64_t> sizes, std::vector<Place> places, int64_t bytes, bool huge_pages, bool canaries) {
+  static Arena* map(std::vector<int64_t> sizes, std::vector<Place> places, int64_t bytes, bool canaries) {
     const int64_t page = sysconf(_SC_PAGESIZE), mapped = (bytes + page - 1) / page * page;
-    char* begin = huge_pages ? at_huge_page(mapped) : nullptr;
+    char* begin = at_huge_page(mapped);
     if (begin == nullptr) {
       begin = reserved(mapped);
     }
@@ -37,9 +37,7 @@ class Arena {
       munmap(begin, mapped);
       return nullptr;
     }
-    if (huge_pages) {
-      madvise(begin, mapped, MADV_HUGEPAGE);  // advice: without it, small pages serve
-    }
+    madvise(begin, mapped, MADV_HUGEPAGE);  // advice: without it, small pages serve
     auto* arena = new Arena(std::move(sizes), std::move(places));
     arena->base = begin;
     arena->mapped = mapped;
@@ -134,10 +132,10 @@ class Arenas {
     return static_cast<int64_t>(recorder.count());
   }
 
-  bool serve(std::vector<int64_t> sizes, std::vector<Place> places, int64_t bytes, bool huge_pages, bool canaries) {
+  bool serve(std::vector<int64_t> sizes, std::vector<Place> places, int64_t bytes, bool canaries) {
     const std::lock_guard<std::mutex> guard(mutex);
     take_off();
-    Arena* arena = Arena::map(std::move(sizes), std::move(places), bytes, huge_pages, canaries);
+    Arena* arena = Arena::map(std::move(sizes), std::move(places), bytes, canaries);
     if (arena == nullptr) {
       return false;
     }

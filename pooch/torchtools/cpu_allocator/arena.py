@@ -20,7 +20,7 @@ _SIGNATURES: Signatures = {
     "record": ([], None),
     "recorded": ([], ctypes.c_int64),
     "read": ([_LONGS, _LONGS], None),
-    "serve": ([ctypes.c_int64, _LONGS, _LONGS, _LONGS, ctypes.c_int64, ctypes.c_int, ctypes.c_int], ctypes.c_int),
+    "serve": ([ctypes.c_int64, _LONGS, _LONGS, _LONGS, ctypes.c_int64, ctypes.c_int], ctypes.c_int),
     "requests": ([], ctypes.c_int64),
     "begin_step": ([ctypes.c_int64, ctypes.c_int64], None),
     "stop": ([], None),
@@ -143,7 +143,6 @@ class ArenaFunctions(ArenaCalls):
         rooms: Integers,
         arena_bytes: int,
         *,
-        huge_pages: bool = True,
         canaries: bool = False,
         first: int = 0,
         end: int = ALL,
@@ -155,7 +154,6 @@ class ArenaFunctions(ArenaCalls):
             offsets: of their places in bytes, multiples of 64; `NO_PLACE` for a request that has none.
             rooms: bytes of their places, at least those of the request.
             arena_bytes: of the arena.
-            huge_pages: whether to ask the system for huge pages.
             canaries: whether to write a pattern into the rest of each place, and look for it when the block is freed.
             first: as of `begin_step`.
             end: as of `begin_step`.
@@ -164,7 +162,7 @@ class ArenaFunctions(ArenaCalls):
             Whether the system had room for the arena.
         """
         whole = [np.ascontiguousarray(each, dtype=np.int64) for each in (sizes, offsets, rooms)]
-        served = self.functions["serve"](len(whole[0]), *whole, arena_bytes, int(huge_pages), int(canaries))
+        served = self.functions["serve"](len(whole[0]), *whole, arena_bytes, int(canaries))
         if served:
             self.begin_step(first, end)
         return bool(served)

@@ -35,14 +35,13 @@ class CudaSteps(ArenaCalls):
         rooms: Integers,
         arena_bytes: int,
         *,
-        huge_pages: bool = True,
         canaries: bool = False,
         first: int = 0,
         end: int = ALL,
     ) -> bool:
         """Serve steps from a new arena, whose first step begins now; see `ArenaFunctions.serve`.
 
-        A device has no huge pages to ask for, and the host cannot look at canaries there.
+        The host cannot look at canaries there.
         """
         stream = self._stream()
         return self._arena.serve(self._device.index, stream, sizes, offsets, rooms, arena_bytes) and (

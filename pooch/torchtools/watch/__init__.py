@@ -9,12 +9,9 @@ does the same work.
 from __future__ import annotations
 
 import functools
-import importlib.machinery
-import importlib.util
 import os
 import sys
 import sysconfig
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -23,7 +20,6 @@ from typing import Any
 import torch
 
 from ...ground import live_objects, native
-from ...ground.messages import warn
 from ..effects import StorageMap
 from ..operators import OperatorFacts, operator_facts
 from ..outside import changed_in_place, refuse
@@ -53,38 +49,8 @@ _UNDECLARED_VIEWS = frozenset(
 )
 
 
-class _Library:
-    """The module, once somebody has asked for it: None where it cannot be had, for the reason in `why_not`.
-
-    `loaded` is the module without asking, for what is done for each saved tensor.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._is_known = False
-        self.why_not = ""
-        self.loaded: ModuleType | None = None
-
-    def get(self) -> ModuleType | None:
-        with self._lock:
-            if not self._is_known:
-                try:
-                    self.loaded = _loaded()
-                except (native.BuildError, ImportError, OSError) as error:
-                    self.why_not = str(error)
-                    warn(f"steps are watched in Python, which takes longer than natively: {self.why_not}")
-                self._is_known = True
-            return self.loaded
-
-
-LIBRARY = _Library()
-
-
-def built_library(*, again: bool = False) -> Path:
+def built_library() -> Path:
     """Return the compiled library, building it if this version of it was never built for this PyTorch and Python.
-
-    Args:
-        again: Whether to build it even if it is there.
 
     Raises:
         BuildError: If there is no compiler, or it fails.
@@ -98,7 +64,6 @@ def built_library(*, again: bool = False) -> Path:
         headers=HEADERS,
         compile_flags=["-w", "-fvisibility=hidden", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *map("-I{}".format, includes)],
         link_flags=[f"-L{folder / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"],
-        again=again,
         telling=f"building what watches steps for PyTorch {torch.__version__}: this takes half a minute, once",
     )
 
@@ -146,17 +111,16 @@ _KEY_IS_OURS = StandIns(
 def _loaded() -> ModuleType | None:
     if os.environ.get(VARIABLE) == "0":
         return None
-    loader = importlib.machinery.ExtensionFileLoader("watch", str(built_library()))
-    spec = importlib.util.spec_from_loader("watch", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    module = native.loaded_module("watch", built_library())
     module.use(_described, settings_now, refuse, changed_in_place)
     live_objects.find_natively(module.objects_of)
     _KEY_IS_OURS.use(module)
     _know_types(module)
     HANDLES.add(module.Handle)
     return module
+
+
+LIBRARY = native.Extension(_loaded, "steps are watched in Python, which takes longer than natively")
 
 
 def _described(name: str, overload: str) -> tuple[Any, int, int, int, bool, bool, bool, bool, bool, bool, bool]:
