@@ -16,7 +16,7 @@ from .persistence import tensors_of
 
 _NAMED = 3  # tensors
 _MOST_LOOKS = 5  # at all objects, which takes long
-_CLEARLY_MORE = 1.05
+_CLEARLY_MORE = 1.2
 
 
 class Staying:
