@@ -235,4 +235,5 @@ def _that_step(parameters: set[int], optimizers: list[torch.optim.Optimizer]) ->
 
 def parameters_of(models: Iterable[torch.nn.Module]) -> list[torch.nn.Parameter]:
     """Return the parameters of some models, each once."""
-    return list({id(each): each for model in models for each in model.parameters()}.values())
+    different = {id(model): model for model in models}.values()
+    return list({id(each): each for model in different for each in model.parameters()}.values())
