@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -344,14 +344,16 @@ class Persistence:
             budget_bytes: The share of what the first step took, in which the optimizer's state was not there yet.
             share: The share, which that state will have as well.
         """
-        self._is_budget_known, self._share = True, share
-        if self.memory is not None or self._has_to_stay():
-            return
+        self._share = share
         models = self._living()
         expected_bytes = budget_bytes + int(share * self.states.bytes_to_come(models))
-        memory = self._memory_of(models, expected_bytes)
-        if memory is not None:
-            memory.make_room()
+        if self.memory is None and not self._has_to_stay():
+            memory = self._memory_of(models, expected_bytes)
+            if memory is not None:
+                memory.make_room()
+        self._is_budget_known = True
+        if self.memory is not None:
+            self._say_if_too_large(self._sliced.by_optimizer, self.memory, expected_bytes)
 
     def let_more_leave_now(self, followed: Storages) -> bool:
         """Have more leave in the middle of a step, as nothing else can; return whether there is any.
@@ -504,24 +506,28 @@ class Persistence:
 
     def _attach(self, models: Sequence[torch.nn.Module], memory: PersistentMemory) -> None:
         """Have the optimizers of the models step in slices."""
-        for optimizer in self.states.to_attach(models, self._evictor.device):
+        further = self.states.to_attach(models, self._evictor.device)
+        for optimizer in further:
             self._sliced.add(optimizer, memory, self._slice_bytes)
-            self._say_if_too_large(optimizer, memory)
+        if self._is_budget_known:
+            self._say_if_too_large(further, memory)
         self._sliced.look(memory)
         for optimizer in self.states.own():  # the program may have put something else there, or loaded it
             memory.adopt_state(optimizer, list(optimizer.state))
         memory.adopt_stepped(self.states.in_no_model(models))
 
-    def _say_if_too_large(self, optimizer: torch.optim.Optimizer, memory: PersistentMemory) -> None:
+    def _say_if_too_large(
+        self, optimizers: Iterable[torch.optim.Optimizer], memory: PersistentMemory, budget_bytes: int | None = None
+    ) -> None:
         """Tell beforehand if a single parameter is too large for its step to hold the budget."""
-        found = self._needs.too_large(optimizer, memory.values.here_bytes())
-        if found is not None:
-            parameter, needed, room = map(format_bytes, found)
-            name = type(optimizer).__name__
-            self._say(
-                f"{name} takes about {needed} at once to step its largest parameter, of {parameter}, "
-                f"for which the budget has {room}: optimizer.step() will exceed it"
-            )
+        for optimizer in optimizers:
+            found = self._needs.too_large(optimizer, memory.values.here_bytes(), budget_bytes)
+            if found is not None:
+                parameter, needed, room = map(format_bytes, found)
+                self._say(
+                    f"{type(optimizer).__name__} takes about {needed} at once to step its largest parameter, of "
+                    f"{parameter}, for which the budget has {room}: optimizer.step() will exceed it"
+                )
 
     def moved(self) -> tuple[MovedKind, ...]:
         """Return what was copied so far."""

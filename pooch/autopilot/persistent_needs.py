@@ -128,7 +128,9 @@ class PersistentNeeds:
         state_bytes, others_bytes = self._states.made_by_step(optimizer, self._evictor.device)
         return live_bytes + state_bytes + others_bytes > budget_bytes + share * state_bytes
 
-    def too_large(self, optimizer: torch.optim.Optimizer, here_bytes: int) -> tuple[int, int, int] | None:
+    def too_large(
+        self, optimizer: torch.optim.Optimizer, here_bytes: int, budget_bytes: int | None = None
+    ) -> tuple[int, int, int] | None:
         """Return the bytes of a parameter whose step alone takes more than there is room for, that, and the room.
 
         None: there is none, or it is not known what the optimizer takes. An op of those that are known reads two
@@ -137,12 +139,13 @@ class PersistentNeeds:
         Args:
             optimizer: The optimizer.
             here_bytes: What is here of all that may leave.
+            budget_bytes: The budget. None: as it is now.
         """
         if (known_moments(optimizer) or 0) < _MOMENTS_WITH_TEMPORARIES:
             return None
         device = self._evictor.device
         largest_bytes = max((each.nbytes for each in stepped_by(optimizer) if each.device == device), default=0)
-        needed_bytes, room_bytes = (2 + TEMPORARIES) * largest_bytes, self.room_bytes(here_bytes)
+        needed_bytes, room_bytes = (2 + TEMPORARIES) * largest_bytes, self.room_bytes(here_bytes, budget_bytes)
         return (largest_bytes, needed_bytes, room_bytes) if needed_bytes > room_bytes else None
 
     def missing_bytes(self, here_bytes: int, budget_bytes: int | None) -> float:

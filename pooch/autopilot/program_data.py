@@ -56,13 +56,13 @@ class ProgramData:
             has_missed: Whether the step before passed the budget.
             arguments: What the model is called with, in any nesting.
         """
-        for looking in (self._all, self._young):
-            looking.step_ends(is_held=not has_missed)
-        is_due = has_missed and is_alone() and self._all.is_due()
-        if is_due or self._has_begun:
+        self._all.step_ends(is_held=not has_missed)
+        self._young.step_ends(is_held=True)  # it takes next to no time
+        may_look = has_missed and is_alone()
+        if self._has_begun or (may_look and not self._looks_at_all and self._all.is_due()):
             self._adopt(memory, self._free(find_tensors(arguments), memory.library), is_given=True)
-        if is_due and self._looks_at_all:
-            self._look(memory.library, {}, lambda: memory)
+        if may_look and self._looks_at_all:  # after that: to find what a step is given is no reason to look again
+            self._look_seldom(memory.library, {}, lambda: memory)
         if self._has_begun and self._looks_at_all and is_alone():
             held = held_by_running_steps()
             if held:
@@ -97,6 +97,15 @@ class ProgramData:
         if not self._looks_at_all or not is_alone():
             return False
         without = {id(each) for each in trained}
+        return self._look_seldom(library, followed, memory_now, without)
+
+    def _look_seldom(
+        self,
+        library: Any,
+        followed: Storages,
+        memory_now: Callable[[], PersistentMemory | None],
+        without: Collection[int] = (),
+    ) -> bool:
         # What each step makes anew is young, unless garbage was collected meanwhile.
         if self._has_begun and self._young.is_due() and self._look(library, followed, memory_now, without, YOUNG):
             return True

@@ -269,12 +269,20 @@ def live_tensors(device_type: str = "cpu", generations: Sequence[int | None] = (
         if _has_memory(type(candidate)) and candidate.device.type == device_type and not _is_wrapped(candidate):
             found.append(candidate)
             # Another thread may be training with it, and PyTorch ends the process if its gradient is read then.
-            if reads_gradients and candidate.is_leaf and candidate.grad is not None:
+            if reads_gradients and _is_leaf(candidate) and candidate.grad is not None:
                 found.append(candidate.grad)
     with torch._C._DisableTorchDispatch(), torch.no_grad():
         without = [each for each in found if not has_own_memory(each) and each.layout in _SPARSE]
         parts = [part for each in without for part in inner_tensors(each) or ()]
     return [each for each in chain(found, parts) if has_own_memory(each)]
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is a leaf. Of a view from `no_grad` with a changed base, PyTorch does not say."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
 
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)

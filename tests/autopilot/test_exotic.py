@@ -113,6 +113,20 @@ def test_zeros_without_memory_that_forward_mode_differentiation_makes_are_left_a
     assert all(torch.equal(*pair) for pair in zip(found, plain, strict=True))
 
 
+def test_a_view_of_which_pytorch_refuses_to_tell_its_history_is_left_alone() -> None:
+    """It was made without gradients, and its base has some since. The call of the model raised PyTorch's error."""
+    weights = torch.ones(WIDTH, requires_grad=True)
+    base = torch.zeros(ROWS, WIDTH)
+    with torch.no_grad():
+        view = base[0]
+    base.mul_(weights)
+    with pytest.raises(RuntimeError, match="A view was created in no_grad mode"):
+        assert view.is_leaf
+    plain = _trained(_layers(), lambda model, rows: model(rows).square().mean(), None)
+    found = _trained(_layers(), lambda model, rows: model(rows).square().mean(), "1MiB")
+    assert all(torch.equal(*pair) for pair in zip(found, plain, strict=True))
+
+
 def test_parts_of_torch_script_are_governed_in_a_program_that_has_loaded_dynamo() -> None:
     importlib.import_module("torch._dynamo.eval_frame")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -156,3 +157,18 @@ def test_a_parameter_that_is_too_large_to_be_stepped_within_the_budget_is_told_b
         model(torch.randn(1, WIDTH)).square().mean().backward()
         optimizer.step()
         assert is_told is (auto._driver.counters.between_peak_bytes > budget_bytes)
+
+
+@pytest.mark.parametrize("share", ["50%", "10%"])
+def test_a_parameter_is_compared_with_a_share_once_that_is_known(share: str) -> None:
+    """Until then the budget is what there is of it: all parameters were too large for that, and told to be."""
+    torch.manual_seed(0)
+    widths = [WIDTH, 16 * WIDTH, WIDTH, 16 * WIDTH, WIDTH]
+    model, told = nn.Sequential(*(nn.Linear(*each) for each in pairwise(widths))), list[str]()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pooch.auto(model, share, optimizer, tell=told.append) as auto:
+        model(torch.randn(64, WIDTH)).square().mean().backward()
+        is_told = any("to step its largest parameter, of 2.25 MiB" in line for line in told)
+        optimizer.step()
+        assert is_told is (auto._driver.counters.between_peak_bytes > auto._driver.budget.size_bytes)
+    assert is_told is (share == "10%")

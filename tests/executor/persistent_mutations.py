@@ -49,7 +49,7 @@ DATA = (
     Mutation("what an op works on leaves as data", _WHEN, "return bool(library.is_in_op()) or _is_autograd_running()", "return True"),
     Mutation("what a step follows leaves as data", _WHEN, " if followed.get(storage_key(each[0])) is None]", "]"),
     Mutation("what a step has saved leaves as data", _WHEN, "if storage_key(together[0]) not in saved:", "if True:"),
-    Mutation("what a step is given stays", _WHEN, "        elif is_due or self._has_begun:", "        elif is_due:"),
+    Mutation("what a step is given stays", _WHEN, "        if self._has_begun or (may_look and", "        if (may_look and"),
     Mutation("all objects are looked through in each step", "autopilot/seldom.py", "        self._next = 2 * self._times\n", ""),
     Mutation("data leaves in later steps alone", "autopilot/persistence.py", "may_look and self._data.leaves_now(library, followed, self._memory_now, trained)", "False"),
     Mutation("nothing can be made like data", "torchtools/watch/__init__.py", "in (torch.Tensor, torch.nn.Parameter) and is_marked(tensor):", "in () and is_marked(tensor):"),
