@@ -39,6 +39,7 @@ from .summary import MovedKind
 
 _RECORDS_STACKS = "TraceContext"  # of the type of PyTorch's own tracer
 _MOST_STEPS_WITH_MOVES = 3  # in which more than state had to leave though they could be planned
+_MANY_STEPS = 8  # of optimizers of other models, before a governed one is called
 _NAMES: dict[Kind, str] = {
     "parameter": "parameters",
     "gradient": "gradients",
@@ -81,6 +82,7 @@ class Persistence:
         self._calls = CallsEverywhere(weakly(self.compiled_call_begins))
         self._models: Sequence[weakref.ref[torch.nn.Module]] = ()
         self._unseen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models, until a step begins
+        self._others_steps = 0  # of optimizers that step none of their parameters
         self._known_bytes: int | None = None  # the budget when the step before began
         self._is_budget_known, self._share = False, 0.0  # what more it will have for each byte of state to come
         self._needs = PersistentNeeds(evictor, self.states)
@@ -182,6 +184,12 @@ class Persistence:
                     "where torch.func computes gradients, so the budget is not held: compute them by loss.backward()"
                 )
                 return
+        self._others_steps += 1
+        if self._others_steps == _MANY_STEPS:
+            self._tell(
+                f"optimizers have made {_MANY_STEPS} steps, but on parameters of none of the models under the budget, "
+                "of which none was called either, so the budget is not held: give the models that are trained"
+            )
 
     def compiled_call_begins(self, _: object) -> None:
         """Have everything back for good, as a compiled graph is about to run, whose kernels take addresses."""

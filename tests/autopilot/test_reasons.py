@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -22,3 +23,19 @@ def test_steps_that_are_not_recorded_as_parameters_move_in_them_say_so() -> None
     (often,) = [each for each in kinds if each.steps > 2]
     assert often.decision == "online"
     assert "leave the device" in often.reason, "nothing tells why there is no plan"
+
+
+@pytest.mark.parametrize("calls_at", [None, 3])
+def test_a_budget_over_models_that_are_not_those_trained_says_so(calls_at: int | None) -> None:
+    """As where copies of the parameters are stacked and trained: a summary alone would tell after the training."""
+    given, trained = nn.Linear(8, 8), nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(trained.parameters(), 0.1)
+    told: list[str] = []
+    with pooch.auto(given, "1GiB", tell=told.append):
+        for number in range(20):
+            if number == calls_at:
+                given(torch.randn(2, 8)).sum().backward()
+            trained(torch.randn(2, 8)).sum().backward()
+            optimizer.step()
+    lines = [line for line in told if "none of the models under the budget" in line]
+    assert len(lines) == (1 if calls_at is None else 0), told
