@@ -245,6 +245,7 @@ class Auto:
             verified=self._driver.evictor.verification.verified,
             planning_s=library.planning_s,
             persistent=self._persistence.moved(),
+            around_slices_ms=self._persistence.around_slices_ms,
             staying=self._persistence.staying(),
             before_bytes=self._before_bytes,
             is_followed=self._driver.budget.is_followed,

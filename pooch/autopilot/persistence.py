@@ -537,6 +537,11 @@ class Persistence:
                     f"{parameter}, for which the budget has {room}: optimizer.step() will exceed it"
                 )
 
+    @property
+    def around_slices_ms(self) -> float:
+        """How long it has taken to bring in and out what slices of optimizers' steps work on."""
+        return self._sliced.around.elapsed_ms
+
     def moved(self) -> tuple[MovedKind, ...]:
         """Return what was copied so far."""
         moved = self._moved

@@ -16,6 +16,7 @@ Decision = Literal["in-core", "plan", "online", "record"]
 MOST_SHAPES = 12  # that are printed
 TENTH = 1.1  # by which times may differ from their prediction
 FEW = 3  # steps, of which the first compare replays in full
+_TOLD_MS = 50.0  # what is shorter would be told as 0.0 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,7 @@ class AutoSummary(Counters):
         verified: Which replays gave the same bytes as what they replaced.
         planning_s: Time for which was planned, in another process beside training.
         persistent: What of parameters, gradients, buffers and optimizers' state was copied out and back.
+        around_slices_ms: How long steps of optimizers took longer, to bring in and out what their slices work on.
         staying: Why some of it cannot leave, and how many bytes that are.
         before_bytes: Bytes that were live before the budget was held.
         is_followed: Whether the budget is what is free, so that earlier steps may have had another one.
@@ -206,6 +208,7 @@ class AutoSummary(Counters):
     verified: Verified = NOTHING_VERIFIED
     planning_s: float = 0.0
     persistent: tuple[MovedKind, ...] = ()
+    around_slices_ms: float = 0.0
     staying: tuple[tuple[str, int], ...] = ()
     before_bytes: int = 0
     is_followed: bool = False
@@ -261,7 +264,9 @@ class AutoSummary(Counters):
             for each in self.persistent
             if each.out_bytes or each.in_bytes
         ]
-        lines = ["left the device: " + ", ".join(moved)] if moved else []
+        longer = f"; optimizer.step() took {self.around_slices_ms / 1000:.1f} s longer for it"
+        told = longer if self.around_slices_ms >= _TOLD_MS else ""
+        lines = ["left the device: " + ", ".join(moved) + told] if moved else []
         return [*lines, *(f"{format_bytes(size_bytes)} stay: {why}" for why, size_bytes in self.staying)]
 
     @property

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,21 @@ def test_the_peak_without_pooch_counts_state_that_was_away_when_the_step_was_rec
     (peak_bytes,) = (shape.in_core_peak_bytes for shape in summary.shapes)
     assert peak_bytes is not None
     assert peak_bytes - others_bytes > 4 * parameters_bytes, "parameters, gradients and both moments"
+
+
+@pytest.mark.parametrize("is_tight", [True, False])
+def test_what_slices_of_optimizers_wait_for_is_counted(is_tight: bool) -> None:
+    model = network()
+    optimizer = adamw(model)
+    parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    with held(model, optimizer, 3 * parameters_bytes if is_tight else 2**30) as auto:
+        for _ in range(STEPS):
+            step(model, optimizer)
+        summary = auto.summary()
+    assert (summary.around_slices_ms > 0) == is_tight
+    assert "longer for it" not in str(replace(summary, around_slices_ms=0.0))
+    told = "optimizer.step() took 1.2 s longer for it"
+    assert (told in str(replace(summary, around_slices_ms=1234.0))) == is_tight
 
 
 def test_what_was_live_before_the_budget_and_above_it_is_told() -> None:
