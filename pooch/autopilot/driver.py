@@ -384,6 +384,7 @@ class StepDriver:
 
     def has_counted(self) -> None:
         """Note that everything was counted just now, as the first step begins."""
+        self.budget.hold()  # less what was there before, which garbage may have made less
         self._recounts = 1
 
     def find_more(self) -> int | None:

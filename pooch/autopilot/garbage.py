@@ -6,7 +6,7 @@ import gc
 
 from ..machine.account import LiveBytes
 from ..torchtools.memory_trace import CollectorOff
-from .seldom import is_much
+from .seldom import Help
 
 _LONGER = 4  # times: with large libraries loaded, a collection takes as long as some steps
 
@@ -24,7 +24,7 @@ class Garbage:
     def __init__(self, live: LiveBytes) -> None:
         self._live = live
         self._next_step, self._wait_steps = 0, 1
-        self._has_freed = self._has_freed_much = False  # in the step that runs
+        self._help = Help()
 
     def collect(self, step: int) -> int:
         """Collect garbage, unless it is too early for that, and return how many bytes that has freed.
@@ -37,14 +37,13 @@ class Garbage:
         before_bytes = self._live.now()
         gc.collect()
         freed_bytes = max(0, before_bytes - self._live.now())
-        self._has_freed = freed_bytes > 0
-        self._has_freed_much = freed_bytes > 0 and is_much(freed_bytes, before_bytes)
+        if freed_bytes:
+            self._help.found(freed_bytes, before_bytes)
         self._wait_steps *= _LONGER
         self._next_step = step + self._wait_steps
         return freed_bytes
 
     def step_ends(self, *, is_held: bool) -> None:
         """Note whether the budget was held in the step: with the help of what was freed, if anything was."""
-        if self._has_freed_much or (self._has_freed and is_held):
+        if self._help.step_ends(is_held=is_held):
             self._next_step, self._wait_steps = 0, 1
-        self._has_freed = self._has_freed_much = False

@@ -353,15 +353,14 @@ class Persistence:
             share: The share, which that state will have as well.
         """
         self._share = share
-        models = self._living()
-        expected_bytes = budget_bytes + int(share * self.states.bytes_to_come(models))
-        if self.memory is None and not self._has_to_stay():
-            memory = self._memory_of(models, expected_bytes)
-            if memory is not None:
+        if self.memory is not None or not self._has_to_stay():
+            models = self._living()
+            expected_bytes = budget_bytes + int(share * self.states.bytes_to_come(models))
+            if self.memory is None and (memory := self._memory_of(models, expected_bytes)) is not None:
                 memory.make_room()
+            if self.memory is not None:
+                self._say_if_too_large(self._sliced.by_optimizer, self.memory, expected_bytes)
         self._is_budget_known = True
-        if self.memory is not None:
-            self._say_if_too_large(self._sliced.by_optimizer, self.memory, expected_bytes)
 
     def let_more_leave_now(self, followed: Storages) -> bool:
         """Have more leave in the middle of a step, as nothing else can; return whether there is any.

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+_MUCH = 16  # of so many parts of the budget one
+
+
+class Help:
+    """Whether what was found in a step has helped: the budget was held in it, or much was found.
+
+    Much would become more from step to step, so it is worth finding though the budget is exceeded without it too.
+    """
+
+    def __init__(self) -> None:
+        self.has_found = self._has_found_much = False  # in the step that runs
+
+    def found(self, found_bytes: int, budget_bytes: int) -> None:
+        """Note that so many bytes were found."""
+        self.has_found = True
+        self._has_found_much = self._has_found_much or found_bytes * _MUCH >= budget_bytes
+
+    def step_ends(self, *, is_held: bool) -> bool:
+        """Return whether anything has helped, given whether the budget was held."""
+        has_helped = self._has_found_much or (self.has_found and is_held)
+        self.has_found = self._has_found_much = False
+        return has_helped
+
 
 class Seldom:
     """Says when to do what takes long: the first, second, fourth time and so on, and the next time after it has helped.
 
-    It has helped if the budget was held in that step, or if much was found, which would become more from step to step.
     Within a step it is done again as long as it finds something.
     """
 
     def __init__(self) -> None:
         self._times, self._next = 0, 1
-        self._has_found = self._has_found_much = False  # in the step that runs
+        self._help = Help()
 
     def is_due(self) -> bool:
         """Whether to do it this time."""
-        if self._has_found:
+        if self._help.has_found:
             return True
         self._times += 1
         if self._times < self._next:
@@ -26,19 +48,9 @@ class Seldom:
 
     def has_found(self, found_bytes: int, budget_bytes: int) -> None:
         """Note that it has found something."""
-        self._has_found = True
-        self._has_found_much = self._has_found_much or is_much(found_bytes, budget_bytes)
+        self._help.found(found_bytes, budget_bytes)
 
     def step_ends(self, *, is_held: bool) -> None:
         """Note whether the budget was held in the step."""
-        if self._has_found_much or (self._has_found and is_held):
+        if self._help.step_ends(is_held=is_held):
             self._times, self._next = 0, 1
-        self._has_found = self._has_found_much = False
-
-
-def is_much(found_bytes: int, budget_bytes: int) -> bool:
-    """Whether so many bytes are worth a look through all objects, though the budget is exceeded without them too."""
-    return found_bytes * _MUCH >= budget_bytes
-
-
-_MUCH = 16  # of so many parts of the budget one
