@@ -68,7 +68,7 @@ class BackwardGraphs:
     """
 
     def __init__(self, evictor: Evictor) -> None:
-        self._saving, self._in_place = _Saving(evictor), LooseStack()
+        self._saving, self._in_place, self._stand_ins = _Saving(evictor), LooseStack(), evictor.stand_ins
         end_with(self, self._in_place.close)
 
     @staticmethod
@@ -80,7 +80,7 @@ class BackwardGraphs:
         """Put it in place in the calling thread, from which autograd takes it along into others."""
         saving = self._saving
         self._in_place.enter_context(StepHooks(saving.pack, saving.unpack, is_of_backward=True))
-        self._in_place.enter_context(RawLooks(None, saving.data_assigned))
+        self._in_place.enter_context(RawLooks(None, saving.data_assigned, self._stand_ins))
 
     def close(self) -> None:
         """Take it away. May be repeated. What autograd holds for longer can be read.

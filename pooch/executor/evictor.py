@@ -11,7 +11,8 @@ import torch
 
 from ..machine import CopySpeed, Pressure
 from ..machine.account import LiveBytes
-from ..torchtools.endings import run_lost
+from ..torchtools.endings import end_with, run_lost
+from ..torchtools.stand_ins import LastingUser
 from ..torchtools.tensors import find_tensors, has_plain_storage, storage_of
 from .engines.protocol import CopyEngine
 from .memory import DeviceMemory
@@ -34,6 +35,7 @@ class Evictor(Pressure):
     Attributes:
         silence: Counts and tells what is not governed.
         is_held: Whether the budget is held now.
+        stand_ins: Uses those that steps need, from the first step that is watched to the end of the budget.
     """
 
     stats: RunStats
@@ -55,6 +57,8 @@ class Evictor(Pressure):
         self.verification = Verification("off", self.warn_once) if verification is None else verification
         self.silence = Silence(lambda text: self.warn_once(text, text))
         self._asking = threading.local()
+        self.stand_ins = LastingUser()
+        end_with(self, self.stand_ins.end)
 
     def begin_step(self, stats: RunStats) -> None:
         """Begin to count for a new step, from the calling thread."""
@@ -133,5 +137,6 @@ class Evictor(Pressure):
 
     def close(self) -> None:
         """Hold nothing any longer. Steps that are alive can still read what they saved."""
+        self.stand_ins.end()
         self.live.close()
         self.engine.close()

@@ -112,5 +112,6 @@ class Floor(Evictor):
 
     def stop(self) -> None:
         """Hold nothing any longer. Steps that are alive can still read what they saved."""
+        self.stand_ins.end()
         live, self.live, self.is_held = self.live, _Uncounted(), False
         live.close()

@@ -89,10 +89,10 @@ def following(step: Step, calls: CompiledCalls | None = None) -> AbstractContext
     op, and whose address is handed out; and where its plan empties what the program holds, views as well, since they
     are reads too. The latter needs `looking` around each call. `calls` is told of compiled calls.
     """
+    # Who has the address of what is only copied holds it, so that it stays.
+    looks = RawLooks(step.look if step.replays else None, step.data_assigned, step.evictor.stand_ins)
     if not step.replays:
-        hooks = native_saving(step, calls) if is_native(step) else saving(step, calls)
-        return Together(hooks, RawLooks(None, step.data_assigned))  # what is only copied stays while it is held
-    looks = RawLooks(step.look, step.data_assigned)
+        return Together(native_saving(step, calls) if is_native(step) else saving(step, calls), looks)
     if is_native(step):
         return Together(native_saving(step, calls), looks, NativeWatch(step))
     if not step.empties:

@@ -76,6 +76,7 @@ class NativeWatch(Watch):
         device_type = self._step.evictor.device.type
         self._region.needs_attention = True  # the first op finds out
         watch.HIGHER_ORDER.use(self)
+        self._step.evictor.stand_ins.use(watch.HIGHER_ORDER)
         self._region.enter(self, self._step.empties, "" if device_type == "cpu" else device_type)
 
     def take_away(self) -> None:

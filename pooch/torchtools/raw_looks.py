@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from .raw_storages import compared_address
-from .stand_ins import Place, StandIns
+from .stand_ins import LastingUser, Place, StandIns
 from .standing_aside import SilentMode
 
 _READING = ("__repr__", "__format__", "tolist")
@@ -144,6 +144,8 @@ class _ModeAsking(_Method):
         self._order = order
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # Dynamo traces this too, and knows what it stands for
+            return self.__wrapped__(*args, **kwargs)
         given, is_watched = (*args, *kwargs.values()), bool(_HERE.watchers) and not _HERE.is_reporting
         order = kwargs.get("ord", args[1] if len(args) > 1 else None)
         if not is_watched or (self._order is not None and (self._order if order is None else order) not in _SPECTRAL):
@@ -267,28 +269,35 @@ class RawLooks:
         looked: Called with the arguments of the access, and whether it hands out the address. None: only assignments
             are watched, and the methods are those of PyTorch.
         data_assigned: Called with a tensor before `tensor.data = other`. None: assignments are not watched.
+        lasting: Keeps the stand-ins in place for the next one to watch. None: they are taken away.
     """
 
     def __init__(
         self,
         looked: Callable[[Any, bool], None] | None,
         data_assigned: Callable[[torch.Tensor], None] | None = None,
+        lasting: LastingUser | None = None,
     ) -> None:
-        self.looked, self.data_assigned = looked, data_assigned
+        self.looked, self.data_assigned, self._lasting = looked, data_assigned, lasting
         self._here: list[RawLooks] | None = None
 
     def __enter__(self) -> RawLooks:
         self._here = _HERE.watchers
         try:
             if self.looked is not None:
-                _LOOKS.use(self)
+                self._use(_LOOKS)
             if self.data_assigned is not None:
-                _ASSIGNMENTS.use(self)
+                self._use(_ASSIGNMENTS)
             self._here.append(self)
         except BaseException:
             self.leave()
             raise
         return self
+
+    def _use(self, stand_ins: StandIns) -> None:
+        stand_ins.use(self)
+        if self._lasting is not None:
+            self._lasting.use(stand_ins)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

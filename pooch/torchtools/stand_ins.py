@@ -59,9 +59,10 @@ class StandIns:
             user: It should `leave`, which may come in another thread. It is not kept alive.
         """
         with self._lock:
+            if not self._users:
+                for place in self._places:
+                    place.put()
             self._users[id(user)] = weakref.ref(user)
-            for place in self._places:
-                place.put()
 
     def leave(self, user: object) -> None:
         """Take the stand-ins away with the last user. May be repeated.
@@ -75,3 +76,29 @@ class StandIns:
                 self._users.clear()
                 for place in self._places:
                     place.take()
+
+
+class LastingUser:
+    """Uses stand-ins from the first time on that they are needed, until it ends.
+
+    Putting them in place for each step, and taking them away again, takes a large part of what a short step costs. And
+    each time, CPython forgets what it has learned of a class; from 3.13 on it learns no more of one that has changed a
+    thousand times.
+    """
+
+    def __init__(self) -> None:
+        self._used: list[StandIns] = []
+        self._is_over = False
+
+    def use(self, stand_ins: StandIns) -> None:
+        """Use stand-ins to the end of this. Nothing is done if that has come."""
+        if not self._is_over and stand_ins not in self._used:
+            self._used.append(stand_ins)
+            stand_ins.use(self)
+
+    def end(self) -> None:
+        """Use none any longer. May be repeated."""
+        self._is_over = True
+        while self._used:
+            self._used[-1].leave(self)
+            self._used.pop()

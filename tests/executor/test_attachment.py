@@ -552,3 +552,17 @@ def test_tracing_and_exporting_a_planned_model_see_a_plain_one() -> None:
         for made in (torch.jit.trace(model, rows()), torch.export.export(model, (rows(),)).module()):
             assert torch.allclose(expected, made(rows()))
         step(model, run)
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_the_class_of_tensors_changes_once_in_the_life_of_a_plan(region: Region) -> None:
+    model, before = new_net(), vars(Tensor).get("tolist")
+    with apply_plan(plan_of(model, region, "swap"), model) as run:
+        assert vars(Tensor).get("tolist") is before
+        step(model, run)
+        stands_in = vars(Tensor)["tolist"]
+        assert stands_in is not before
+        step(model, run)
+        assert run.stats.swapped_in_bytes > 0
+        assert vars(Tensor)["tolist"] is stands_in
+    assert vars(Tensor).get("tolist") is before

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pooch.torchtools.raw_looks import RawLooks
+from pooch.torchtools.stand_ins import LastingUser
 
 pytestmark = pytest.mark.cpu
 
@@ -213,3 +214,40 @@ def test_stand_ins_look_like_what_they_stand_for() -> None:
             )  # fmt: skip
             assert repr(now) == repr(original)
             assert isinstance(getattr(torch.rand(1), name), MethodType)
+
+
+def test_for_a_lasting_user_the_class_changes_once() -> None:
+    names = "numpy", "data"
+    before = [vars(Tensor).get(name) for name in names]
+    lasting, placed, looks = LastingUser(), [], []
+
+    def assigned(tensor: Tensor) -> None:
+        looks.append(tensor)
+
+    for _ in range(2):
+        with RawLooks(lambda looked, _: looks.append(looked), assigned, lasting):
+            placed.append([vars(Tensor).get(name) for name in names])
+            torch.rand(2).numpy()
+        placed.append([vars(Tensor).get(name) for name in names])
+        torch.rand(2).numpy()  # nobody watches
+    assert all(now is first for each in placed[1:] for now, first in zip(each, placed[0], strict=True))
+    assert not any(now is earlier for now, earlier in zip(placed[0], before, strict=True))
+    assert len(looks) == 2
+    lasting.end()
+    assert all(vars(Tensor).get(name) is earlier for name, earlier in zip(names, before, strict=True))
+    with RawLooks(None, assigned, lasting):
+        torch.rand(2).data = torch.rand(2)
+    assert len(looks) == 3
+    assert vars(Tensor).get("data") is before[1]
+
+
+@pytest.mark.parametrize("name", ["svdvals", "matrix_norm", "cond"])
+def test_what_asks_for_modes_can_be_compiled_in_one_graph(name: str) -> None:
+    tensor = torch.eye(3) + 0.1 * torch.arange(9.0).reshape(3, 3)
+    function = getattr(torch.linalg, name)
+    plain = function(tensor)
+    torch._dynamo.reset()
+    with RawLooks(lambda *_: None):
+        assert torch.equal(
+            torch.compile(lambda x: getattr(torch.linalg, name)(x), backend="eager", fullgraph=True)(tensor), plain
+        )
