@@ -87,7 +87,11 @@ class OptimizerStates:
         self._known.update(models)
         parameters = {id(each) for each in parameters_of(models)}
         others = [*self._living_of(self._given), *self._stepped]
-        found = [*self.optimizers_of(parameters, look=are_new), *(each for each in others if is_on(each, device))]
+        if are_new or self._attached or self._looking.is_due():  # one that is made later is noted as it steps
+            theirs = self.optimizers_of(parameters, look=are_new)
+        else:
+            theirs = _that_step(parameters, list(self._met))
+        found = [*theirs, *(each for each in others if is_on(each, device))]
         self._stepped.clear()
         return [each for each in dict.fromkeys(found) if each not in self._attached]
 

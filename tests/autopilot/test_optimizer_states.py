@@ -71,6 +71,10 @@ def test_where_a_program_updates_parameters_by_itself_optimizers_are_looked_for_
     states = OptimizerStates((), [])
     assert [states.bytes_to_come(models[:1]) for _ in range(64)] == [0] * 64
     assert len(looks) == 7, "at 1, 2, 4 to 64"
+    looks.clear()
+    states = OptimizerStates((), [])
+    assert [states.to_attach(models[:1], CPU) for _ in range(64)] == [[]] * 64
+    assert len(looks) <= 7
     optimizers = [torch.optim.AdamW(model.parameters()) for model in models]
     assert states.bytes_to_come(models) == 2 * 2 * 65 * 64 * 4, "at once for other parameters"
     del optimizers
