@@ -46,6 +46,7 @@ class PlannedValues:
         calls: The calls that it replays.
         lent: Holds on what replays may read, once the step has left the plan.
         held_back: Values that were copied, while the program may still change them.
+        to_drop: Numbers of values that the schedule holds until replays have read them.
         arena, health, store, lock, stats: Where values are copied to, what is wrong with it, what makes the moves, the
             lock of the step, and its counters.
         asks: Whether allocations ask for room by themselves.
@@ -60,7 +61,7 @@ class PlannedValues:
         self.planned = {number: Value(number, owner) for number in table.swapped | table.recomputed}
         self.held = recipes.sources = cursor.sources
         self._made = cursor.made
-        self._to_drop = set(table.dropped)
+        self.to_drop = set(table.dropped)
         self.held_back: dict[int, Value] = {}
         self.emptied = EmptiedStorages(self.stats, recipes.make_again, self.health, cursor)
         self._copies = StepCopies(evictor.engine, table.copies)
@@ -182,13 +183,13 @@ class PlannedValues:
         """Whether the handle that is being read is the last one on a value, and no replay will read it."""
         with self.lock:
             value = self.planned.get(number)
-            if number in self.held or number in self._to_drop:
+            if number in self.held or number in self.to_drop:
                 return False
             return value is None or (value.handles <= 1 and value.ticket is None)
 
     def released(self, value: Value) -> None:
         """Release a value with autograd's last handle, unless the plan will have a later replay read it."""
-        if value.number not in self._to_drop or not self.cursor.on_path:
+        if value.number not in self.to_drop or not self.cursor.on_path:
             self._let_go(value)
 
     def ensure(self, value: Value) -> torch.UntypedStorage:
@@ -327,7 +328,7 @@ class PlannedValues:
             self.store.start_in(value, self.stats)
 
     def _is_wanted(self, value: Value) -> bool:
-        return value.handles > 0 or value.number in self._to_drop
+        return value.handles > 0 or value.number in self.to_drop
 
     def wait(self, value: Value) -> None:
         """Wait until a value is back."""
@@ -340,7 +341,7 @@ class PlannedValues:
     def drop(self, number: int) -> None:
         """End the schedule's hold on a value."""
         self.held.pop(number, None)
-        self._to_drop.discard(number)
+        self.to_drop.discard(number)
         value = self.planned.get(number)
         if value is not None and value.handles == 0:
             self._let_go(value)
@@ -452,7 +453,7 @@ class PlannedValues:
             storage = self.held.pop(number, None)
             if storage is not None:
                 yield number, storage
-        for number in sorted(self._to_drop & self.planned.keys()):
+        for number in sorted(self.to_drop & self.planned.keys()):
             value = self.planned[number]
             self._take_made(value)
             if value.storage is not None and not value.is_pinned and self._is_settled(value):

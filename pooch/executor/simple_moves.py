@@ -46,6 +46,7 @@ class SimpleMoves:
         ahead: Slots with replays that are still to come, the next one last.
         pending: Values that leave as soon as the program has released them.
         held_back: Values that were copied, and that the program may still change.
+        to_drop: Numbers of values that replays will read, whether autograd still holds them or not.
         looked_at: Returns the numbers of the values that are looked at before their bytes are freed. Asked once.
         learn: Takes into account how long some copies in one direction took.
         end_copy_out: Ends a copy that has failed.
@@ -69,6 +70,7 @@ class SimpleMoves:
     ahead: list[int]
     pending: dict[int, Value]
     held_back: dict[int, Value]
+    to_drop: set[int]
     looked_at: Callable[[], set[int]]
     learn: Callable[..., None]
     end_copy_out: Callable[[Value], None]
@@ -96,8 +98,8 @@ def native_moves(guide: PlanGuide | None, owner: ValueOwner, region: Any) -> Any
     parts = SimpleMoves(
         values.planned, lock, lock._lock.acquire, lock._lock.release, lock.end, values.stats, owner, arena,
         FixedPlace, values.health, store, guide.acted, guide.done, guide.replays_ahead, values.leaving.pending,
-        values.held_back, partial(values.leaving.looked_at, guide.table.swapped), partial(_learned, store.speed),
-        values.end_copy_out, MOVING, torch.autograd.profiler,
+        values.held_back, values.to_drop, partial(values.leaving.looked_at, guide.table.swapped),
+        partial(_learned, store.speed), values.end_copy_out, MOVING, torch.autograd.profiler,
     )  # fmt: skip
     return module.Moves(region, parts)
 

@@ -202,8 +202,8 @@ def _plan_simple_moves(
     Returns whether there are such values.
     """
     schedule = plan.schedule
-    held_on = {action.target for action in schedule.actions if action.kind in ("drop", "empty", "refill")}
-    simple = set(schedule.swapped) - set(schedule.recomputed) - set(schedule.sources) - held_on
+    emptied = {action.target for action in schedule.actions if action.kind in ("empty", "refill")}
+    simple = set(schedule.swapped) - set(schedule.recomputed) - set(schedule.sources) - emptied
     room_bytes = {decision.value: decision.size_bytes for decision in plan.choices}
     offsets = dict(schedule.host_offsets)
     moves = [

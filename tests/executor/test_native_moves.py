@@ -13,7 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pooch.executor import Run, apply_plan
+from pooch.api.evaluation import StageEvaluator
+from pooch.api.hooked import dataflow_of
+from pooch.api.manual import manual_plan
+from pooch.executor import Run, apply_plan, native_watch, simple_moves
 from pooch.executor.engines import cpu
 from pooch.executor.planned_values import PlannedValues
 from pooch.executor.simple_moves import SimpleMoves
@@ -78,7 +81,7 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counted
 
 
-def gradient(model: Chain, scale: Tensor) -> Tensor:
+def gradient(model: Chain | Forked, scale: Tensor) -> Tensor:
     model.start.grad = None
     model(scale).backward()
     assert model.start.grad is not None
@@ -322,3 +325,56 @@ def test_no_copy_is_begun_natively_where_memory_is_about_to_move(in_python: Coun
             assert torch.equal(model.start.grad, expected)
     finally:
         MOVING.depth = 0
+
+
+class Forked(nn.Module):
+    """Values that are copied, which the backward pass reads first, and then to replay what was made from them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.linspace(0.1, 1.0, 256))
+
+    def forward(self, scale: Tensor) -> Tensor:
+        return torch.stack([self._part((self.start * scale).sin()) for _ in range(3)]).sum()
+
+    @staticmethod
+    def _part(swapped: Tensor) -> Tensor:
+        sine = (swapped + 1).sin()
+        return (sine + swapped.cos()).sum()
+
+
+def forked_plan(model: Forked, scale: Tensor) -> Plan:
+    profile = quick_profile(lambda: model(scale), model)
+    dataflow = dataflow_of(profile, "model", hooked=True)
+    decisions = all_of(profile, "swap", "model")
+    made_by = {number: op.name for op in profile.ops for number in op.writes}
+    decisions |= {number: "recompute" for number in decisions if made_by[number] == "aten.add.Tensor"}
+    budgets = range(0, profile.peak_bytes, 512)  # what is emptied while the program holds it moves in Python
+    plans = (manual_plan(dataflow, StageEvaluator(dataflow).evaluate(decisions, each), decisions) for each in budgets)
+    plan = next(each for each in plans if "empty" not in {action.kind for action in each.schedule.actions})
+    dropped = {action.target for action in plan.schedule.actions if action.kind == "drop"}
+    assert dropped & set(plan.schedule.swapped)
+    return plan
+
+
+def test_values_that_replays_read_after_autograd_move_without_python(
+    in_python: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, scale = Forked(), torch.rand(256)
+    plan, plain = forked_plan(model, scale), gradient(model, scale)
+    found = []
+    for moves in (simple_moves.native_moves, lambda *_: None):
+        monkeypatch.setattr(native_watch, "native_moves", moves)
+        with apply_plan(plan, model) as run:
+            for _ in range(PROVING_STEPS):
+                assert torch.equal(gradient(model, scale), plain)
+            in_python.clear()
+            assert torch.equal(gradient(model, scale), plain)
+            found.append((run.stats, dict(in_python)))
+    (native, calls), (stats, in_full) = found
+    assert native.recomputed_ops == 3
+    assert (native.swapped_out_bytes, native.late_swaps) == (stats.swapped_out_bytes, 0)
+    assert native.swapped_in_bytes == stats.swapped_in_bytes == native.swapped_out_bytes
+    assert not calls.keys() & {"copy_out", "free"}
+    assert in_full["copy_out"] == in_full["free"] == len(plan.schedule.swapped)
+    assert calls["hold"] == calls["read"] == 3, "those that are replayed"

@@ -29,6 +29,7 @@ enum Part : size_t {
   AHEAD,          // slots with replays that are still to come, the next one last
   PENDING,        // values that wait for the program, in two dictionaries
   HELD_BACK,
+  TO_DROP,        // numbers of values that replays will read, whether autograd still holds them or not
   LOOKED_AT,      // returns the numbers of the values that are looked at before they leave
   LEARN,          // takes the times of copies into account
   END_COPY_OUT,   // ends a copy that has failed
@@ -40,7 +41,7 @@ enum Part : size_t {
 inline const std::array<const char*, PARTS>& part_names() {
   static const std::array<const char*, PARTS> names{
       "planned", "lock", "acquire", "release", "end", "stats", "owner", "arena", "place", "health", "store",
-      "acted", "done", "ahead", "pending", "held_back", "looked_at", "learn", "end_copy_out", "moving", "profiler"};
+      "acted", "done", "ahead", "pending", "held_back", "to_drop", "looked_at", "learn", "end_copy_out", "moving", "profiler"};
   return names;
 }
 
@@ -290,6 +291,12 @@ inline PyObject* value_at(const Moves& moves, int64_t number) {
   return key ? PyDict_GetItemWithError(moves.part(PLANNED), key.get()) : nullptr;
 }
 
+// Whether a replay will read a value that is not held by autograd any more. -1: an error.
+inline int is_to_drop(const Moves& moves, int64_t number) {
+  Reference key(PyLong_FromLongLong(number));
+  return key ? PySet_Contains(moves.part(TO_DROP), key.get()) : -1;
+}
+
 inline const c10::Storage& storage_in(const Moves& moves, PyObject* value) {
   return THPStorage_Unpack(moves.fields.get(value, Fields::STORAGE));
 }
@@ -407,9 +414,9 @@ inline Outcome free(Moves& moves, PyObject* value) {
 inline Outcome copy_in(const Moves& moves, PyObject* value, int64_t number) {
   static PyObject* const method = interned("copy_in");
   const Fields& fields = moves.fields;
-  const bool is_wanted = fields.is_none(value, Fields::STORAGE) && fields.is_true(value, Fields::IS_COPIED) &&
-      fields.number(value, Fields::HANDLES) > 0;
-  if (!is_wanted) return Outcome::DONE;
+  if (!fields.is_none(value, Fields::STORAGE) || !fields.is_true(value, Fields::IS_COPIED)) return Outcome::DONE;
+  const int is_wanted = fields.number(value, Fields::HANDLES) > 0 ? 1 : is_to_drop(moves, number);
+  if (is_wanted != 1) return is_wanted < 0 ? Outcome::FAILED : Outcome::DONE;
   const auto size_bytes = static_cast<size_t>(fields.number(value, Fields::SIZE_BYTES));
   const c10::Storage storage(c10::Storage::use_byte_size_t(), size_bytes, c10::GetCPUAllocator(), true);
   Reference wrapped(THPStorage_Wrap(storage));
@@ -530,7 +537,7 @@ inline Outcome act_before_read(Moves& moves, int64_t value) {
   return act_at(moves, found->second);
 }
 
-// Whether all that a value does is to be copied and to come back.
+// Whether all that a value does is to be copied and to come back, for autograd and perhaps for a replay.
 inline bool is_simply_moved(const Path& path, int64_t number) {
   return Path::holds(path.simple, number);
 }
@@ -585,6 +592,8 @@ inline Outcome end_handle(const Moves& moves, PyObject* value, int64_t number) {
     const bool is_simple = fields.is_none(value, Fields::WITNESS) && fields.is_none(value, Fields::TICKET) &&
         fields.number(value, Fields::SAVED_AT) == 0 && PyDict_GET_SIZE(moves.part(HELD_BACK)) == 0;
     if (!is_simple) return Outcome::IN_PYTHON;
+    const int is_kept = is_to_drop(moves, number);
+    if (is_kept != 0) return is_kept < 0 ? Outcome::FAILED : Outcome::IN_PYTHON;
   }
   Reference left(PyLong_FromLongLong(handles));
   if (!left) return Outcome::FAILED;
