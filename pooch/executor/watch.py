@@ -375,7 +375,7 @@ class RunWatch:
             totals.steps_over_budget += not measurement.is_over_budget
             measurement.is_over_budget = True
             is_off_path = OFF_PATH.kind in measurement.causes
-            cause = self._likely_cause(measurement)
+            cause = self._likely_cause(measurement, peak_bytes - budget_bytes)
             self._tell(Overrun(measurement.number, peak_bytes, budget_bytes, is_off_path, cause))
         self._tell_unconfirmed(measurement.causes)
 
@@ -383,12 +383,12 @@ class RunWatch:
         fault = None if self._health is None else self._health.fault
         return tier(stats.kept_bytes, fault) if fault is not None and stats.kept_bytes else None
 
-    def _likely_cause(self, measurement: _Measurement) -> Cause:
+    def _likely_cause(self, measurement: _Measurement, excess_bytes: int) -> Cause:
         causes = dict(measurement.causes)
         if (cause := self._tier_cause(measurement.stats)) is not None:
             causes[cause.kind] = cause
         more_bytes = measurement.start_bytes - self._plan.persistent_bytes
-        if self._plan.persistent_bytes and more_bytes > 0:
+        if self._plan.persistent_bytes and more_bytes >= excess_bytes:  # fewer would not explain it
             causes["bytes"] = unknown_bytes(more_bytes)
         return min(causes.values(), key=lambda cause: ORDER.index(cause.kind), default=UNKNOWN)
 

@@ -241,6 +241,17 @@ def tensors_of_the_users_own(training: Training, number: int) -> None:
     ordinary(training, number)
 
 
+def little_of_the_users_own(training: Training, number: int) -> None:
+    if number == 1:
+        training.kept.append(torch.ones(2**10))
+    training.optimizer.zero_grad()
+    loss = training.loss()
+    made_meanwhile = torch.ones(2**19)
+    loss.backward()
+    training.optimizer.step()
+    del made_meanwhile
+
+
 def another_shape(training: Training, number: int) -> None:
     if number == 10:
         training.rows = torch.cat([training.rows, training.rows])
@@ -257,6 +268,7 @@ CASES: dict[str, tuple[Loop, int, str]] = {
     "zeroed gradients": (gradients_zeroed, 2, "1.51 MiB of gradients were alive before the step"),
     "zeroed in between": (zeroed_between, 2, "1.51 MiB of gradients were alive before the step"),
     "tensors": (tensors_of_the_users_own, 1, "2.00 MiB that the profile does not contain were alive before the step"),
+    "little": (little_of_the_users_own, 1, "the cause is not known"),  # 4 KiB of the user's own are not the 2 MiB
 }
 
 
