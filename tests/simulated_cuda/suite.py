@@ -1,8 +1,8 @@
 """All tests that a CUDA device is needed for, on the simulated one: `python -m tests.simulated_cuda.suite`.
 
-In numbers mode: the parts that `make gpu` runs on a real device, and the slow tests, for which it has no time. In memory
-mode, under both settings of the caching allocator: the peaks of the main built-in workloads, with `--peaks` of all of
-them.
+In numbers mode: the parts that `make gpu` runs on a real device, and the slow tests, for which it has no time. In
+memory mode, under both settings of the caching allocator: the peaks of the main built-in workloads, with `--peaks` of
+all of them.
 """
 
 from __future__ import annotations
