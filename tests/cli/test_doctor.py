@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
 import socket
-import subprocess
-import sysconfig
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +14,7 @@ from pooch.api.doctor import Finding, examination
 from pooch.api.doctor.finding import Check, Patient
 from pooch.ground import anonymous
 from tests.cli.conftest import Command
-from tests.wheels import built_wheel, pip
+from tests.doctor.from_a_wheel import Installed, assert_nothing_is_wrong
 
 NAMED = "/home/alice/my project/x is full, as said by alice on ALICES-BOX"
 
@@ -100,19 +96,11 @@ def test_the_file_names_neither_users_nor_hosts_nor_their_directories(
 def test_it_examines_this_machine_from_a_wheel_in_an_empty_folder(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    venv.create(tmp_path / "venv")
-    pip(tmp_path / "venv/bin/python", "install", "--no-deps", str(built_wheel(tmp_path_factory)))
-    folder = tmp_path / "empty"
-    folder.mkdir()
-    # What it needs besides is taken from this environment; its own checkout of Pooch is not on that path.
-    environment = {**os.environ, "PYTHONPATH": sysconfig.get_paths()["purelib"]}
-    done = subprocess.run(
-        [str(tmp_path / "venv/bin/pooch"), "doctor", "--device", "cpu"],
-        capture_output=True, text=True, timeout=600, check=False, cwd=folder, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("Nothing is wrong on cpu"), done.stdout
-    assert [path.name for path in folder.iterdir()] == ["pooch-doctor.json"]
-    record = json.loads((folder / "pooch-doctor.json").read_text())
-    assert sum(each["check"].startswith("training: ") for each in record["findings"]) == 10
-    assert {each["status"] for each in record["findings"]} <= {"passed", "told"}
+    installed = Installed(tmp_path, tmp_path_factory)
+    assert_nothing_is_wrong(installed.doctor("cpu"), "cpu")
+    cache = tmp_path / "nothing-built"
+    missing = {"CXX": "no-such-compiler", "POOCH_CACHE_DIRECTORY": str(cache), "POOCH_SPILL_DIRECTORY": "/nowhere"}
+    told = installed.doctor("cpu", **missing)
+    assert told.code == 1
+    assert "there is no no-such-compiler" in told.out
+    assert "compiler, spill directory: what to do stands beside each finding" in " ".join(told.error.split())

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from pooch.api.doctor import Examination, basics, examination, examine
+from pooch.api.doctor import Examination, basics, examination, examine, training
+from pooch.api.manual import plan_from_decisions
 from pooch.executor.engines.streams import StreamArena
+from pooch.ir import Decisions, Plan, Profile
 from pooch.torchtools import accelerators, cuda_only
+from tests.doctor.from_a_wheel import Installed, assert_nothing_is_wrong
 from tests.simulated_cuda.mistakes import is_simulated, take_mistakes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -83,3 +87,30 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
     found = examined(*NAMES)
     assert found.faults == (), found
     assert len(found.findings) == len(NAMES) + 1  # copies: the bytes and their order
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_checksums_of_replays_are_no_fault(allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run tells them as well. Which of a few kilobytes a plan replays depends on times that were measured."""
+
+    def tight(profile: Profile) -> Plan:
+        decisions: Decisions = training._all(profile, "swap")
+        decisions[list(decisions)[2]] = "recompute"  # it is compared where the step needs the most
+        least_bytes = plan_from_decisions(profile, decisions, region="step").predicted_peak_bytes
+        return plan_from_decisions(profile, decisions, budget=least_bytes, region="step")
+
+    name = "perceptron with dropout"
+    monkeypatch.setattr(training, "MODELS", {name: training.MODELS[name]})
+    monkeypatch.setattr(training, "_within_budget", tight)
+    if not allowed:
+        monkeypatch.setattr(training, "CHECKSUM_BYTES", 0)
+    (found,) = examined("training").findings
+    assert found.status == ("told" if allowed else "failed"), found
+    assert ("for checksums of replays alone" in found.text) == allowed
+
+
+@pytest.mark.slow
+def test_it_examines_the_device_from_a_wheel_in_an_empty_folder(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert_nothing_is_wrong(Installed(tmp_path, tmp_path_factory).doctor("cuda"), "cuda:0")

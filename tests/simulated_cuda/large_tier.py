@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pooch.api.manual import plan_from_decisions
 from pooch.errors import TierError
 from pooch.executor import apply_plan
+from pooch.executor.engines.pinned import blocks_kept
 from pooch.ir import Link, Plan, Profile
 from pooch.profiler import ProfileOptions, profile_step
 from pooch.torchtools import cuda_only, device_memory
@@ -69,7 +70,6 @@ def swapping(profile: Profile, many: int) -> Plan:
 
 def stepped(model: Chain, plan: Plan, locked: Locked, steps: int = 2) -> dict[str, Any]:
     """Train under a plan; what was locked at the most, and what is still locked afterwards."""
-    locked.most = []
     with apply_plan(plan, model, verify="off") as run:
         before = list(locked.now.values())
         for _ in range(steps):
@@ -98,10 +98,16 @@ def refused(model: Chain, plan: Plan, limit_bytes: int) -> str:
 def main() -> None:
     locked, model = Locked(), Chain()
     profile = profile_step(model, model, None, LINK, ProfileOptions(warmup=0, mode="run")).profile
+    found: dict[str, Any] = {}
+    for name, many in (("large", 12), ("small", 3)):
+        locked.most = []
+        found[name] = stepped(model, swapping(profile, many), locked)
     locked.most = []
-    found = {
-        "large": stepped(model, swapping(profile, 12), locked),
-        "small": stepped(model, swapping(profile, 3), locked),
+    with blocks_kept():  # as a guard keeps them
+        for many in (1, 3):
+            stepped(model, swapping(profile, many), locked, steps=1)
+        found["in_turn"] = locked.most
+    found |= {
         "refused": refused(model, swapping(profile, 12), 8 * GIB),
         "left": list(locked.now.values()),
     }

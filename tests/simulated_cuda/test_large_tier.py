@@ -54,6 +54,10 @@ def test_a_plan_locks_what_it_swaps_before_the_first_step(found: dict[str, Any],
     assert told["left"] == []
 
 
+def test_plans_in_turn_take_what_the_larger_one_needs(found: dict[str, Any]) -> None:
+    assert 3 * GIB <= sum(found["in_turn"]) <= 1.01 * 3 * GIB
+
+
 def test_a_limit_is_told_before_the_first_step(found: dict[str, Any]) -> None:
     assert f"swapping needs {12 * GIB} bytes of host memory, {8 * GIB} are available" in found["refused"]
     assert "at most 7.75 GiB" in found["refused"]

@@ -235,6 +235,14 @@ def test_host_memory_can_be_locked_once_and_unlocked_once(runtime: ctypes.CDLL) 
     runtime.cudaGetLastError()
 
 
+def test_pytorch_s_page_locked_blocks_are_rounded_up_to_powers_of_two() -> None:
+    torch._C._host_emptyCache()
+    before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    block = torch.empty(5 * 2**20, dtype=torch.uint8, pin_memory=True)
+    assert torch.cuda.host_memory_stats()["allocated_bytes.current"] - before == 8 * 2**20
+    assert block.is_pinned()
+
+
 # ---- memory --------------------------------------------------------------------------------------------------------
 
 
