@@ -30,6 +30,7 @@ from ..torchtools.standing_aside import CallsEverywhere
 from ..torchtools.tensors import gradient_of
 from ..torchtools.threads import is_alone
 from ..torchtools.watch import LIBRARY, unmark
+from .loop_times import LoopTimes
 from .optimizer_states import OptimizerStates, is_on, is_stepping, parameters_of, stepped_by
 from .persistent_needs import PersistentNeeds
 from .program_data import ProgramData
@@ -56,6 +57,7 @@ class Persistence:
         evictor: Holds the budget.
         optimizers: The optimizers of the models. Without any, those that are there are looked for.
         tell: Called with one line.
+        times: Is told when optimizers step.
 
     Attributes:
         memory: What may leave, or None as long as everything stays.
@@ -65,10 +67,14 @@ class Persistence:
     """
 
     def __init__(
-        self, evictor: Evictor, optimizers: Sequence[torch.optim.Optimizer], tell: Callable[[str], None]
+        self,
+        evictor: Evictor,
+        optimizers: Sequence[torch.optim.Optimizer],
+        tell: Callable[[str], None],
+        times: LoopTimes,
     ) -> None:
-        self._evictor, self._tell = evictor, tell
-        self._sliced = SlicedOptimizers(tell)
+        self._evictor, self._tell, self.times = evictor, tell, times
+        self._sliced = SlicedOptimizers(tell, times)
         self.states = OptimizerStates(optimizers, self._sliced.by_optimizer)
         self.memory: PersistentMemory | None = None
         self._moved: Moved | None = None
@@ -126,6 +132,7 @@ class Persistence:
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note that an optimizer has made a step, with as much state as it will have."""
+        self.times.optimizer_stepped(optimizer)
         self._has_missed = self._has_missed or (self._evictor.missing_bytes > 0 and not self._has_passed_by)
         if self.memory is not None:
             self.states.stepped(optimizer)
@@ -139,6 +146,7 @@ class Persistence:
         """
         if torch.compiler.is_compiling():
             return
+        self.times.optimizer_steps(optimizer)
         memory = self.memory
         if memory is not None and self._are_viewed and is_alone():
             self._are_viewed = False
@@ -480,6 +488,7 @@ class Persistence:
                 return None
             self._models = [weakref.ref(model) for model in models]
             self._calls.begin()
+            self.times.moves = True
             self._moved, self._staying_bytes = self.memory.values.moved, self.memory.staying_bytes
             if needed_bytes is not None:
                 self.memory.reserve(needed_bytes)
@@ -536,11 +545,6 @@ class Persistence:
                     f"{parameter}, for which the budget has {room}: optimizer.step() will exceed it"
                 )
 
-    @property
-    def around_slices_ms(self) -> float:
-        """How long it has taken to bring in and out what slices of optimizers' steps work on."""
-        return self._sliced.around.elapsed_ms
-
     def moved(self) -> tuple[MovedKind, ...]:
         """Return what was copied so far."""
         moved = self._moved
@@ -563,7 +567,7 @@ class Persistence:
     def _end_memory(self, *, is_over: bool = False) -> None:
         self._calls.end()
         optimizers = self._sliced.end()
-        memory, self.memory = self.memory, None
+        memory, self.memory, self.times.moves = self.memory, None, False
         if memory is None:
             return
         if is_over and self._moved_in and not memory.fits:
