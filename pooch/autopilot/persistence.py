@@ -295,8 +295,9 @@ class Persistence:
             return
         self._data.step_begins(memory, has_missed, arguments)
         self._has_missed = False
-        here_bytes = memory.values.here_bytes()
-        has_room = self._needs.can_stay([*parameters_of(models), *self.states.in_no_model(models)], here_bytes)
+        here_bytes, parameters = memory.values.here_bytes(), parameters_of(models)
+        stepped = self.states.in_no_model(models, parameters)
+        has_room = self._needs.can_stay([*parameters, *stepped], here_bytes)
         self.may_plan = memory.values.are_last = has_room and self._steps_with_moves < _MOST_STEPS_WITH_MOVES
         if self.may_plan:  # else it leaves as pressure asks for it
             memory.let_state_leave(self._needs.missing_bytes(here_bytes, budget_bytes))
@@ -522,7 +523,8 @@ class Persistence:
 
     def _attach(self, models: Sequence[torch.nn.Module], memory: PersistentMemory) -> None:
         """Have the optimizers of the models step in slices."""
-        further = self.states.to_attach(models, self._evictor.device)
+        parameters = parameters_of(models)
+        further = self.states.to_attach(models, self._evictor.device, parameters)
         for optimizer in further:
             self._sliced.add(optimizer, memory, self._slice_bytes)
         if self._is_budget_known:
@@ -530,7 +532,7 @@ class Persistence:
         self._sliced.look(memory)
         for optimizer in self.states.own():  # the program may have put something else there, or loaded it
             memory.adopt_state(optimizer, list(optimizer.state))
-        memory.adopt_stepped(self.states.in_no_model(models))
+        memory.adopt_stepped(self.states.in_no_model(models, parameters))
 
     def _say_if_too_large(
         self, optimizers: Iterable[torch.optim.Optimizer], memory: PersistentMemory, budget_bytes: int | None = None
