@@ -22,7 +22,7 @@ from ..ground.errors import UsageError
 from ..ground.units import format_bytes
 from ..ground.visible import one_line
 from ..ir import Plan, Profile
-from ..torchtools.accelerators import shares_memory
+from ..torchtools.accelerators import has_streams, shares_memory
 from ..torchtools.cuda_only import spills_silently
 from ..torchtools.device_memory import free_bytes
 from ..torchtools.ranks import local_count
@@ -36,6 +36,7 @@ from .garbage import Garbage
 from .governed import GovernedModels, device_named, models_of
 from .held_devices import beginning, end_held
 from .library import Library
+from .loop_times import LoopTimes
 from .node import tier_budget, tier_share
 from .optimizer_states import given_optimizers
 from .persistence import Persistence
@@ -100,6 +101,7 @@ class Auto:
             size_bytes = size_bytes if free is None else free.held.size_bytes
             shares = shares_memory(device)
             evictor = Evictor(size_bytes or 0, engine, live, device, 0 if shares else host_bytes, verification)
+            times = LoopTimes(lambda: evictor.stats.host_stall_ms, device.type if has_streams(device) else "")
             library = Library(
                 PlanOptions(host_budget=host_bytes, time_limit_s=PLANNING_TIME_LIMIT_S, region="step", explain=False),
                 tell,
@@ -107,10 +109,11 @@ class Auto:
                 cache=None if cache is None else self._opened(cache, tell),
                 holds_beneath=live.asks,
                 counts_peaks=not isinstance(live, WalkedBytes),
+                times=times,
             )
             evictor.silence = Silence(remarks.silence)
             held = HeldBudget(size_bytes, share, evictor, remarks, free)
-            persistence = self._persistence = Persistence(evictor, optimizers, tell)
+            persistence = self._persistence = Persistence(evictor, optimizers, tell, times)
             if size_bytes is not None and live.now() > size_bytes:
                 Garbage(live).collect(0)
                 live.recount(if_less=True)
@@ -245,7 +248,7 @@ class Auto:
             verified=self._driver.evictor.verification.verified,
             planning_s=library.planning_s,
             persistent=self._persistence.moved(),
-            around_slices_ms=self._persistence.around_slices_ms,
+            around_slices_ms=self._persistence.times.moving_in_optimizers_ms,
             staying=self._persistence.staying(),
             before_bytes=self._before_bytes,
             is_followed=self._driver.budget.is_followed,

@@ -51,7 +51,7 @@ from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call, nothi
 from .standstill import Standstill
 from .staying import Staying
 from .steps import IN_CORE, DrivenStep, GovernedStep, RecordedStep
-from .summary import Counters, Decision, StepTimes, counted
+from .summary import Counters, Decision, StepTimes, between, counted
 from .uncalled import UncalledSteps
 
 MOST_FORWARDS = 64  # calls without a backward pass after which a step is taken to be over
@@ -99,6 +99,7 @@ class StepDriver:
         self._live, self._garbage = live, Garbage(live)
         self._last = LastStep()
         self._counters, self._steps, self._between_peak_bytes = Counters(), 0, 0
+        self._times, self._is_compared = persistence.times, False  # whether what was told of the last step is
         self._recounts = 0  # that were due so far
         self._beside_at = -_BESIDE_STEPS  # steps so far when another thread began one that is not governed
         self._tally, self._quiet_call = QuietTally(), QuietCall(self)
@@ -313,6 +314,7 @@ class StepDriver:
             self._go_online(running)
 
     def _begin(self, number: int, args: Any, kwargs: Any, quiet: QuietCalls | None) -> None:
+        begin_s = time.perf_counter()
         self._native.forget()  # the budget, the model, or what is known of its steps may have changed
         # PyTorch ends the process if one thread reads `parameter.grad` of a model that another one is training.
         alone = is_alone()
@@ -323,7 +325,7 @@ class StepDriver:
         self.budget.look()
         if alone:
             self._count_again((args, kwargs))
-        self._persistence.step_begins(models, self.budget.size_bytes, (args, kwargs))
+        moving_ms = self._let_leave(models, (args, kwargs))
         stats = RunStats()
         start_bytes = self._live.now()
         settled = self._steps >= _MOST_UNSETTLED_STEPS or not any(map(will_arrange_buckets, models))
@@ -361,6 +363,7 @@ class StepDriver:
             step = self._new_step(key, decision, known, models, start_bytes)
         self._quiet = None
         self._running = running = RunningStep(key, decision, known, step, stats, outlasts, start_bytes)
+        running.begin_s, running.moving_ms = begin_s, moving_ms
         if step is IN_CORE and quiet is not None and number >= 0 and self.governed.is_one:
             running.kind = self._kept_kind(running, models[0], args, kwargs, quiet)
         try:
@@ -368,6 +371,13 @@ class StepDriver:
         except BaseException:
             self.abandon()
             raise
+
+    def _let_leave(self, models: list[torch.nn.Module], given: Any) -> float:
+        """Have what outlives steps leave where a step that begins has no room for it, and return how long that took."""
+        self._times.step_begins()
+        begin_s = time.perf_counter()
+        self._persistence.step_begins(models, self.budget.size_bytes, given)
+        return (time.perf_counter() - begin_s) * 1000 if self._times.moves else 0.0
 
     def _count_again(self, given: Any) -> None:
         """Count what came past the allocator: always what a step is given, and in some steps everything.
@@ -706,8 +716,8 @@ class StepDriver:
         left, known, budget_bytes = running.step.left_plan, running.known, self.budget.told_bytes
         if running.decision == "plan":
             known.left_plan = MOST_FAILURES if running.step.mismatches else known.left_plan + 1 if left else 0
-        plain_ms = 0.0 if known.profile is None else known.profile.step_ms
-        times = StepTimes(step_ms, plain_ms, 0.0 if known.is_provisional else known.predicted_step_ms)
+        times = self._step_times(running, step_ms)
+        self._is_compared = times.told is not None and times.told.optimizer_ms > 0 and not left
         step = counted(running.decision, left, running.stats, peak_bytes, times, budget_bytes)
         self._counters, self._steps = self._counters.with_step(step), self._steps + 1
         self._last = LastStep.of(running.decision, left, peak_bytes, known.slowdown)
@@ -718,6 +728,17 @@ class StepDriver:
             self.budget.passed(peak_bytes, *why)
             if NOTHING_LEFT in why and self.budget.is_told and (staying := self._staying.take()) is not None:
                 self._remarks.staying(staying)
+
+    def _step_times(self, running: RunningStep, step_ms: float) -> StepTimes:
+        """Return what a step took beside what was told of such steps, as long as it ran as they were to run."""
+        known, decision, moving_ms = running.known, running.decision, running.moving_ms
+        if self._times.moves and decision != "plan":
+            moving_ms += running.stats.host_stall_ms
+        self._times.waited(moving_ms)
+        told = None if self._times.is_measuring else known.told
+        if told is None or told.missing or told.decision != decision:
+            return StepTimes(step_ms, 0.0 if known.profile is None else known.profile.step_ms, moving_ms)
+        return StepTimes(step_ms, told.plain_ms, moving_ms, told)
 
     def _tell_of_tier(self) -> None:
         while self._of_tier:
@@ -739,8 +760,11 @@ class StepDriver:
             self._look_between()
 
     def _look_between(self) -> None:
-        """Take the peak since the last backward pass into account."""
+        """Take the peak since the last backward pass into account, and what optimizers have taken since."""
         self._between_peak_bytes = max(self._between_peak_bytes, self._live.peak())
+        taken = self._times.take()
+        if taken.optimizer_ms or taken.moving_ms:
+            self._counters = self._counters.with_step(between(taken, is_compared=self._is_compared))
 
     def remove(self) -> None:
         """Hold the budget no longer. A step that is running ends under it.

@@ -12,8 +12,9 @@ from ..executor.table import ActionTable
 from ..ground.units import format_bytes
 from ..ground.wording import slower_than
 from ..ir import Plan, Profile
+from .loop_times import Beside
 from .signature import StepKey
-from .summary import Decision, PlannedShape
+from .summary import Decision, PlannedShape, Told
 
 MOST_RECORDS = 16  # of a family: all of them are sent along when another shape is derived
 TRIED_STEPS = 5  # on a plan that needs more than the budget, before its times are compared with those without it
@@ -80,6 +81,7 @@ class Known:
         left_plan: Number of steps in a row that left the plan.
         reason: Why it is not planned, for the reader of the summary.
         decision: How the last step was run.
+        told: What was predicted with all that was known when it was told last, or None.
     """
 
     profile: Profile | None = None
@@ -103,6 +105,7 @@ class Known:
     left_plan: int = 0
     reason: str = ""
     decision: Decision = "online"
+    told: Told | None = None
 
     @property
     def predicted_step_ms(self) -> float:
@@ -111,14 +114,30 @@ class Known:
 
     @property
     def slowdown(self) -> float | None:
-        """That over the time of a step without Pooch, or None."""
-        return self.predicted_step_ms / self.plan.in_core_step_ms if self.plan and self.plan.in_core_step_ms else None
+        """What was told last of a step's time over that without Pooch, or None."""
+        return None if self.told is None else self.told.slowdown
+
+    def expected(self, decision: Decision, beside: Beside) -> Told | None:
+        """Return what is predicted of a step that runs so, given what it takes beside its ops; None: nothing is.
+
+        Where it is never recorded, as parameters leave in it, what it takes without that is thought to be the rest.
+        """
+        if decision == "plan" and self.plan is not None and self.plan.in_core_step_ms:
+            plain_ms, step_ms = self.plan.in_core_step_ms, self.predicted_step_ms + beside.moving_ms
+        elif decision == "in-core" and self.profile is not None:
+            plain_ms, step_ms = self.profile.step_ms, self.profile.step_ms + beside.moving_ms
+        elif decision == "online" and self.profile is None and self.trial.online_ms:
+            online_ms = median(self.trial.online_ms)
+            plain_ms, step_ms = online_ms - beside.within_ms, online_ms - beside.within_ms + beside.moving_ms
+        else:
+            return None
+        return Told(plain_ms, step_ms, beside.optimizer_ms, beside.moving_ms, decision) if plain_ms > 0 else None
 
     def has_no_plan(self) -> None:
         """Forget its plan, if there is one."""
         self.plan = self.table = None
         self.is_provisional = False
-        self.needed_bytes, self.moving_ms = 0, 0.0
+        self.needed_bytes, self.moving_ms, self.told = 0, 0.0, None
 
     def shape(self, key: StepKey, derived_away_bytes: int) -> PlannedShape:
         """Return it as the summary shows it, given what counts as away in a step that was derived."""
@@ -183,7 +202,7 @@ def without_replays(profile: Profile, values: Collection[int]) -> Profile:
     return replace(profile, ops=ops)
 
 
-def described(plan: Plan, step_ms: float) -> str:
+def described(plan: Plan, slowdown: float | None) -> str:
     """Return a plan and the time that a step takes on it in a few words."""
     peaks = f"{format_bytes(plan.predicted_peak_bytes)} instead of {format_bytes(plan.in_core_peak_bytes)}"
-    return f"{peaks}, predicted {slower_than(step_ms / plan.in_core_step_ms, 'without Pooch')}"
+    return peaks if slowdown is None else f"{peaks}, predicted {slower_than(slowdown, 'without Pooch')}"

@@ -11,12 +11,14 @@ import torch
 from ..analysis.interpolation import KnownStep
 from ..api.options import PlanOptions
 from ..executor.table import ActionTable
-from ..ground.units import format_bytes
+from ..ground.units import format_bytes, format_ms
+from ..ground.wording import slower_than
 from ..ir import Link, Plan, Profile
 from ..torchtools.calls import compiled_part
 from .cache import Cached, PlanCache
 from .costs import CostSource
 from .known import Family, Known, Trial, described, without_replays
+from .loop_times import MOVING, LoopTimes
 from .quiet import QuietKind
 from .requests import Arrival, PlanRequests
 from .shapes import KnownShapes
@@ -25,12 +27,12 @@ from .summary import Decision, PlannedShape
 
 MOST_RECORDED = 3  # shapes of one family that are recorded without further reason
 MOST_FAILURES = 3  # steps in a row that left their plan, after which the step is recorded again
+_NOTED_SHARE = 0.02  # of a step: what takes less is not told
 OFTEN = 3  # steps of a shape that cannot be derived, after which it is recorded
 PLANNED_SHARE = 0.995  # of the budget: a step is not repeated to the byte where values decide what it computes
 MOST_EVENTS = 1000  # lines on what was planned that the summary can list
 COPIED_STEPS = 50  # after which it is looked again whether replaying is worth its cost
 _NEVER = 2**62
-_STILL_MEASURED = "what hooks cost comes on top, and is still being measured"
 COMPILED_REASON = "compiled graphs run in it, so all that leaves is copied"
 NOT_MEASURED = Link("not measured yet", 0.01, 0.01, 1e6, 1e6)
 
@@ -46,6 +48,7 @@ class Library:
         holds_beneath: Whether the budget is held beneath a plan as well, so that one that needs a little more than the
             budget can be followed.
         counts_peaks: Whether the peak of a step is known without a record.
+        times: What steps take beside what plans know of, or None: nothing.
 
     Attributes:
         requests: What has plans made; it knows whether answers have come.
@@ -60,8 +63,9 @@ class Library:
         *,
         holds_beneath: bool = True,
         counts_peaks: bool = True,
+        times: LoopTimes | None = None,
     ) -> None:
-        self._tell, self._cache, self._holds_beneath = tell, cache, holds_beneath
+        self._tell, self._times, self._cache, self._holds_beneath = tell, times or LoopTimes(), cache, holds_beneath
         self._counts_peaks = counts_peaks
         self._known = KnownShapes()
         self.requests = PlanRequests(options, costs, cache)
@@ -103,7 +107,25 @@ class Library:
         known.decision = self._decision(key, known, start_bytes, budget_bytes)
         if known.decision == "record":
             self.requests.warm_up()
+        elif not self._times.is_measuring:
+            self._tell_moving(key, known)
         return known.decision, known
+
+    def _tell_moving(self, key: StepKey, known: Known) -> None:
+        """Tell what steps take with all that leaves and comes back in each of them, unless that was told."""
+        before, missing = known.told, self._times.missing(has_hooks=not known.is_provisional)
+        is_told = before is not None and before.missing == missing and (before.moving_ms or not self._times.moves)
+        told = None if is_told else known.expected(known.decision, self._times.beside)
+        if told is None:
+            return
+        known.told = replace(told, missing=missing)
+        if told.moving_ms > _NOTED_SHARE * told.whole_ms:
+            least = "" if known.profile is not None else "at least "
+            self._say(
+                f"steps of {key.text}: {MOVING} takes {format_ms(told.moving_ms)} of "
+                f"{format_ms(told.whole_ms)}, optimizer.step() included; predicted {least}"
+                f"{slower_than(told.slowdown, 'without Pooch')}{f'; {missing}' if missing else ''}"
+            )
 
     def choose_again(self, kind: QuietKind) -> bool:
         """Note a further step of a kind that runs in-core, unless it has to be chosen anew.
@@ -319,9 +341,12 @@ class Library:
             known.moving_ms, known.needed_bytes, known.reason = answer.moving_ms, 0, ""
             if answer.minimum_bytes:
                 self._needs_more(known, answer.minimum_bytes)
-            how = described(answer.plan, known.predicted_step_ms)
+            missing = self._times.missing(has_hooks=not known.is_provisional)
+            told = known.expected("plan", self._times.beside)
+            known.told = None if told is None else replace(told, missing=missing)
+            how = described(answer.plan, known.slowdown)
             more = f"; it {known.reason}" if known.reason else ""
-            more += f"; {_STILL_MEASURED}" if known.is_provisional else ""
+            more += f"; {missing}" if missing else ""
             self._say(f"planned{again} for steps of {key.text}: {how}{more}")
         elif answer.refusal:
             known.minimum_bytes = answer.minimum_bytes or _NEVER

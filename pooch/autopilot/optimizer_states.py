@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 from traceback import walk_stack
 from typing import Any
 
@@ -74,7 +75,9 @@ class OptimizerStates:
             self._met.add(optimizer)
             self._looking = Seldom()
 
-    def to_attach(self, models: Sequence[torch.nn.Module], device: torch.device) -> list[torch.optim.Optimizer]:
+    def to_attach(
+        self, models: Sequence[torch.nn.Module], device: torch.device, parameters: Iterable[torch.Tensor] | None = None
+    ) -> list[torch.optim.Optimizer]:
         """Return the optimizers that are not attached of what is found: of some models, given, and that have stepped.
 
         What the latter step may be in no model, as copies of parameters in full precision are.
@@ -82,25 +85,35 @@ class OptimizerStates:
         Args:
             models: The models.
             device: Where parameters of optimizers have to be.
+            parameters: Their parameters, where somebody has them.
         """
         are_new = any(model not in self._known for model in models)
         self._known.update(models)
-        parameters = {id(each) for each in parameters_of(models)}
+        numbers = {id(each) for each in (parameters_of(models) if parameters is None else parameters)}
         others = [*self._living_of(self._given), *self._stepped]
         if are_new or self._attached or self._looking.is_due():  # one that is made later is noted as it steps
-            theirs = self.optimizers_of(parameters, look=are_new)
+            theirs = self.optimizers_of(numbers, look=are_new)
         else:
-            theirs = _that_step(parameters, list(self._met))
+            theirs = _that_step(numbers, list(self._met))
         found = [*theirs, *(each for each in others if is_on(each, device))]
         self._stepped.clear()
         return [each for each in dict.fromkeys(found) if each not in self._attached]
 
-    def in_no_model(self, models: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
+    def in_no_model(
+        self, models: Sequence[torch.nn.Module], parameters: Iterable[torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
         """Return what attached optimizers step that is no parameter of some models, nor of any that was trained before.
 
         What another thread trains is left out: PyTorch ends the process if a gradient is read while that goes.
+
+        Args:
+            models: The models.
+            parameters: Their parameters, where somebody has them.
         """
-        known = {id(each) for each in parameters_of([*models, *self._known])}
+        here = {id(model) for model in models}
+        others = [model for model in self._known if id(model) not in here]
+        own = parameters_of(models) if parameters is None else parameters
+        known = {id(each) for each in chain(own, parameters_of(others))}
         stepped = [each for optimizer in self.own() for each in stepped_by(optimizer)]
         return [each for each in stepped if id(each) not in known]
 

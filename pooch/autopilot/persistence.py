@@ -30,6 +30,7 @@ from ..torchtools.standing_aside import CallsEverywhere
 from ..torchtools.tensors import gradient_of
 from ..torchtools.threads import is_alone
 from ..torchtools.watch import LIBRARY, unmark
+from .loop_times import LoopTimes
 from .optimizer_states import OptimizerStates, is_on, is_stepping, parameters_of, stepped_by
 from .persistent_needs import PersistentNeeds
 from .program_data import ProgramData
@@ -56,6 +57,7 @@ class Persistence:
         evictor: Holds the budget.
         optimizers: The optimizers of the models. Without any, those that are there are looked for.
         tell: Called with one line.
+        times: Is told when optimizers step.
 
     Attributes:
         memory: What may leave, or None as long as everything stays.
@@ -65,10 +67,14 @@ class Persistence:
     """
 
     def __init__(
-        self, evictor: Evictor, optimizers: Sequence[torch.optim.Optimizer], tell: Callable[[str], None]
+        self,
+        evictor: Evictor,
+        optimizers: Sequence[torch.optim.Optimizer],
+        tell: Callable[[str], None],
+        times: LoopTimes,
     ) -> None:
-        self._evictor, self._tell = evictor, tell
-        self._sliced = SlicedOptimizers(tell)
+        self._evictor, self._tell, self.times = evictor, tell, times
+        self._sliced = SlicedOptimizers(tell, times)
         self.states = OptimizerStates(optimizers, self._sliced.by_optimizer)
         self.memory: PersistentMemory | None = None
         self._moved: Moved | None = None
@@ -126,6 +132,7 @@ class Persistence:
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note that an optimizer has made a step, with as much state as it will have."""
+        self.times.optimizer_stepped(optimizer)
         self._has_missed = self._has_missed or (self._evictor.missing_bytes > 0 and not self._has_passed_by)
         if self.memory is not None:
             self.states.stepped(optimizer)
@@ -139,6 +146,7 @@ class Persistence:
         """
         if torch.compiler.is_compiling():
             return
+        self.times.optimizer_steps(optimizer)
         memory = self.memory
         if memory is not None and self._are_viewed and is_alone():
             self._are_viewed = False
@@ -287,8 +295,9 @@ class Persistence:
             return
         self._data.step_begins(memory, has_missed, arguments)
         self._has_missed = False
-        here_bytes = memory.values.here_bytes()
-        has_room = self._needs.can_stay([*parameters_of(models), *self.states.in_no_model(models)], here_bytes)
+        here_bytes, parameters = memory.values.here_bytes(), parameters_of(models)
+        stepped = self.states.in_no_model(models, parameters)
+        has_room = self._needs.can_stay([*parameters, *stepped], here_bytes)
         self.may_plan = memory.values.are_last = has_room and self._steps_with_moves < _MOST_STEPS_WITH_MOVES
         if self.may_plan:  # else it leaves as pressure asks for it
             memory.let_state_leave(self._needs.missing_bytes(here_bytes, budget_bytes))
@@ -480,6 +489,7 @@ class Persistence:
                 return None
             self._models = [weakref.ref(model) for model in models]
             self._calls.begin()
+            self.times.moves = True
             self._moved, self._staying_bytes = self.memory.values.moved, self.memory.staying_bytes
             if needed_bytes is not None:
                 self.memory.reserve(needed_bytes)
@@ -513,7 +523,8 @@ class Persistence:
 
     def _attach(self, models: Sequence[torch.nn.Module], memory: PersistentMemory) -> None:
         """Have the optimizers of the models step in slices."""
-        further = self.states.to_attach(models, self._evictor.device)
+        parameters = parameters_of(models)
+        further = self.states.to_attach(models, self._evictor.device, parameters)
         for optimizer in further:
             self._sliced.add(optimizer, memory, self._slice_bytes)
         if self._is_budget_known:
@@ -521,7 +532,7 @@ class Persistence:
         self._sliced.look(memory)
         for optimizer in self.states.own():  # the program may have put something else there, or loaded it
             memory.adopt_state(optimizer, list(optimizer.state))
-        memory.adopt_stepped(self.states.in_no_model(models))
+        memory.adopt_stepped(self.states.in_no_model(models, parameters))
 
     def _say_if_too_large(
         self, optimizers: Iterable[torch.optim.Optimizer], memory: PersistentMemory, budget_bytes: int | None = None
@@ -535,11 +546,6 @@ class Persistence:
                     f"{type(optimizer).__name__} takes about {needed} at once to step its largest parameter, of "
                     f"{parameter}, for which the budget has {room}: optimizer.step() will exceed it"
                 )
-
-    @property
-    def around_slices_ms(self) -> float:
-        """How long it has taken to bring in and out what slices of optimizers' steps work on."""
-        return self._sliced.around.elapsed_ms
 
     def moved(self) -> tuple[MovedKind, ...]:
         """Return what was copied so far."""
@@ -563,7 +569,7 @@ class Persistence:
     def _end_memory(self, *, is_over: bool = False) -> None:
         self._calls.end()
         optimizers = self._sliced.end()
-        memory, self.memory = self.memory, None
+        memory, self.memory, self.times.moves = self.memory, None, False
         if memory is None:
             return
         if is_over and self._moved_in and not memory.fits:

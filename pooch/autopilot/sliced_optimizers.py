@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from functools import wraps
 
 import torch
 
@@ -14,31 +12,8 @@ from ..ground.errors import UsageError
 from ..ground.units import format_bytes
 from ..torchtools.optimizer_slices import OptimizerSlices
 from .coming_states import PutStates, place_makers, take_makers_away
+from .loop_times import LoopTimes
 from .optimizer_states import OptimizerStates
-
-
-class Around:
-    """Counts how long something takes that is called around something else.
-
-    Attributes:
-        elapsed_ms: The time so far.
-    """
-
-    def __init__(self) -> None:
-        self.elapsed_ms = 0.0
-
-    def timed(self, called: Callable[[Sequence[torch.Tensor]], None]) -> Callable[[Sequence[torch.Tensor]], None]:
-        """Return a function that does the same, and is counted."""
-
-        @wraps(called)
-        def call(parameters: Sequence[torch.Tensor]) -> None:
-            begin_s = time.perf_counter()
-            try:
-                called(parameters)
-            finally:
-                self.elapsed_ms += (time.perf_counter() - begin_s) * 1000
-
-        return call
 
 
 class SlicedOptimizers:
@@ -46,20 +21,19 @@ class SlicedOptimizers:
 
     Args:
         tell: Called with one line.
+        times: Is told when slices compute.
 
     Attributes:
         by_optimizer: What runs their steps.
-        around: Counts how long everything before and after slices has taken, which steps as a whole do not need.
     """
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, tell: Callable[[str], None], times: LoopTimes) -> None:
+        self._tell, self._times = tell, times
         self.by_optimizer: weakref.WeakKeyDictionary[torch.optim.Optimizer, OptimizerSlices] = (
             weakref.WeakKeyDictionary()
         )
         self._coming: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # whose state leaves as it is made
         self._put = PutStates()
-        self.around = Around()
 
     def look(self, memory: PersistentMemory) -> None:
         """Have state leave as it is made that optimizers have got another place for, as where some was loaded."""
@@ -82,7 +56,8 @@ class SlicedOptimizers:
         self._coming.add(optimizer)
         place_makers(optimizer, memory)
         around = _around(weakref.ref(memory), weakref.ref(optimizer))
-        timed = {name: self.around.timed(called) for name, called in around.items()}
+        times = self._times
+        timed = {name: (times.before if "before" in name else times.after)(each) for name, each in around.items()}
         try:
             slices = OptimizerSlices(optimizer, slice_bytes, **timed, tell=self._telling(optimizer, memory.device))
             slices.attach()

@@ -10,6 +10,7 @@ from ..executor.statistics import RunStats
 from ..executor.verification import NOTHING_VERIFIED, Verified
 from ..ground.units import format_bytes, plural
 from ..ground.wording import budget_verdict, in_all, slower, slower_than_predicted
+from .loop_times import MOVING, Beside
 
 Decision = Literal["in-core", "plan", "online", "record"]
 
@@ -60,10 +61,12 @@ class Counters:
         lost_ms: Time lost against plain training, as far as the recorded op times tell.
         steps_compared: Number of steps of which it is known what plain training takes.
         steps_ms: Time of all steps.
-        ms_on_plan: Time of the steps that followed a plan to the end which knew what hooks cost, so that what it
-            predicts can be compared with it.
+        ms_on_plan: Time of the steps whose time was predicted with all that costs something, so that it can be compared
+            with that: those that followed a plan to the end, and those in which parameters and state moved.
         plain_ms_on_plan: Time that these would take in plain training, as recorded.
-        predicted_ms_on_plan: Time that their plans predict.
+        predicted_ms_on_plan: Time that was predicted of them.
+        moving_ms: What of their time was moving parameters, gradients and state.
+        predicted_moving_ms: What was predicted of that.
         swapped_bytes: Bytes copied to the tier.
         recomputed_ops: Number of ops replayed.
         ungoverned: Number of saved tensors and of calls that were left alone, since they cannot be watched.
@@ -83,6 +86,8 @@ class Counters:
     ms_on_plan: float = 0.0
     plain_ms_on_plan: float = 0.0
     predicted_ms_on_plan: float = 0.0
+    moving_ms: float = 0.0
+    predicted_moving_ms: float = 0.0
     swapped_bytes: int = 0
     recomputed_ops: int = 0
     ungoverned: int = 0
@@ -127,18 +132,56 @@ class MovedKind:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """What was predicted of the steps of a loop: forward pass, backward pass and the optimizer's step.
+
+    Attributes:
+        plain_ms: Time of a forward and backward pass without Pooch.
+        step_ms: That with Pooch, and with all that moving what outlives steps takes.
+        optimizer_ms: What optimizers compute, either way.
+        moving_ms: What of `step_ms` is moving.
+        decision: How such steps ran.
+        missing: What it leaves out, in words, or "".
+    """
+
+    plain_ms: float
+    step_ms: float
+    optimizer_ms: float = 0.0
+    moving_ms: float = 0.0
+    decision: Decision = "plan"
+    missing: str = ""
+
+    @property
+    def whole_ms(self) -> float:
+        """Time of a step with Pooch."""
+        return self.step_ms + self.optimizer_ms
+
+    @property
+    def whole_plain_ms(self) -> float:
+        """That without Pooch."""
+        return self.plain_ms + self.optimizer_ms
+
+    @property
+    def slowdown(self) -> float:
+        """The first over the second."""
+        return self.whole_ms / self.whole_plain_ms
+
+
+@dataclass(frozen=True, slots=True)
 class StepTimes:
-    """How long one step took, beside what was expected.
+    """How long the forward and backward pass of one step took, beside what was expected.
 
     Attributes:
         step_ms: Its time.
         plain_ms: That of plain training, as recorded; 0 if it is not known.
-        predicted_ms: That under its plan; 0 without one, and as long as it is not known what hooks cost.
+        moving_ms: What moving took in it.
+        told: What was predicted, or None if nothing was, as while it is not known what hooks and moving cost.
     """
 
     step_ms: float
     plain_ms: float = 0.0
-    predicted_ms: float = 0.0
+    moving_ms: float = 0.0
+    told: Told | None = None
 
 
 def counted(
@@ -155,7 +198,7 @@ def counted(
         budget_bytes: The budget, or None if it was not known yet.
     """
     follows = decision == "plan" and not left_plan
-    is_predicted = follows and times.plain_ms > 0 and times.predicted_ms > 0
+    told = None if left_plan else times.told
     is_lost = decision != "in-core" and times.plain_ms > 0
     return Counters(
         steps_in_core=int(decision == "in-core"),
@@ -165,16 +208,30 @@ def counted(
         steps_left_plan=int(left_plan),
         peak_bytes=peak_bytes,
         steps_over_budget=int(budget_bytes is not None and peak_bytes > budget_bytes),
-        lost_ms=max(0.0, times.step_ms - times.plain_ms) if is_lost else 0.0,
+        lost_ms=max(times.moving_ms, times.step_ms - times.plain_ms if is_lost else 0.0),
         steps_compared=int(decision == "in-core" or times.plain_ms > 0),
         steps_ms=times.step_ms,
-        ms_on_plan=times.step_ms if is_predicted else 0.0,
-        plain_ms_on_plan=times.plain_ms if is_predicted else 0.0,
-        predicted_ms_on_plan=times.predicted_ms if is_predicted else 0.0,
+        ms_on_plan=times.step_ms if told else 0.0,
+        plain_ms_on_plan=told.whole_plain_ms if told else 0.0,
+        predicted_ms_on_plan=told.whole_ms if told else 0.0,
+        moving_ms=times.moving_ms if told else 0.0,
+        predicted_moving_ms=told.moving_ms if told else 0.0,
         swapped_bytes=stats.swapped_out_bytes,
         recomputed_ops=stats.recomputed_ops,
         ungoverned=stats.ungoverned,
     )
+
+
+def between(taken: Beside, *, is_compared: bool) -> Counters:
+    """Return the counters of what optimizers took after a step.
+
+    Args:
+        taken: What they took.
+        is_compared: Whether the step is compared with what was predicted, among which that is.
+    """
+    whole_ms = taken.optimizer_ms + taken.moving_ms
+    compared = Counters(ms_on_plan=whole_ms, moving_ms=taken.moving_ms) if is_compared else Counters()
+    return compared.with_step(Counters(lost_ms=taken.moving_ms, steps_ms=whole_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +248,7 @@ class AutoSummary(Counters):
         verified: Which replays gave the same bytes as what they replaced.
         planning_s: Time for which was planned, in another process beside training.
         persistent: What of parameters, gradients, buffers and optimizers' state was copied out and back.
-        around_slices_ms: How long steps of optimizers took longer, to bring in and out what their slices work on.
+        around_slices_ms: How long steps of optimizers took longer, as what they work on had to be brought in and out.
         staying: Why some of it cannot leave, and how many bytes that are.
         before_bytes: Bytes that were live before the budget was held.
         is_followed: Whether the budget is what is free, so that earlier steps may have had another one.
@@ -332,15 +389,20 @@ def _numbers(summary: AutoSummary) -> str:
 
 
 def _time(summary: AutoSummary) -> str:
-    if summary.steps_in_core == summary.steps:
+    if summary.steps_in_core == summary.steps and not summary.plain_ms_on_plan:
         fits = summary.budget_bytes is not None and not summary.steps_over_budget
         return "everything fits: you do not need a plan" if fits else ""
     if not summary.plain_ms_on_plan:
-        known = "steps on a plan: what hooks cost is still being measured"
-        return known if summary.steps_on_plan else "no step on a plan yet"
+        what = f"what {MOVING} takes" if summary.around_slices_ms else "what hooks cost"
+        return f"steps on a plan: {what} is still being measured" if summary.steps_on_plan else "no step on a plan yet"
     ratio = summary.ms_on_plan / summary.plain_ms_on_plan
     predicted = summary.predicted_ms_on_plan / summary.plain_ms_on_plan
-    return f"steps on a plan {slower_than_predicted(ratio, predicted)}"
+    return f"{_compared(summary)} {slower_than_predicted(ratio, predicted)}"
+
+
+def _compared(summary: AutoSummary) -> str:
+    """Of which steps more than budgets is predicted."""
+    return "steps on a plan" if summary.steps_on_plan else "steps"
 
 
 def _doubt(summary: AutoSummary) -> str | None:
@@ -348,13 +410,20 @@ def _doubt(summary: AutoSummary) -> str | None:
 
     What a step takes without Pooch is never measured under it: it is the sum of its ops' times as they were recorded.
     """
-    if summary.steps_on_plan < FEW or not summary.predicted_ms_on_plan:
+    if summary.steps < FEW or not summary.predicted_ms_on_plan:
         return None
     ratio = summary.ms_on_plan / summary.predicted_ms_on_plan
     if max(ratio, 1 / ratio) < TENTH:
         return None
-    if ratio < 1:
+    gap_ms, moving_gap_ms = (
+        summary.ms_on_plan - summary.predicted_ms_on_plan,
+        summary.moving_ms - summary.predicted_moving_ms,
+    )
+    if abs(moving_gap_ms) > abs(gap_ms) / 2 and moving_gap_ms * gap_ms > 0:
+        took, told = (f"{each / 1000:.1f} s" for each in (summary.moving_ms, summary.predicted_moving_ms))
+        why = f"{MOVING} took {took} of it instead of {told}"
+    elif ratio < 1:
         why = "ops took longer when the step was recorded, so it may be slower against plain steps than is said"
     else:
         why = "hooks and copies cost more than was measured, or the machine is busier than when the step was recorded"
-    return f"the prediction was not kept: steps on a plan took {ratio:.2f}x what was predicted; {why}"
+    return f"the prediction was not kept: {_compared(summary)} took {ratio:.2f}x what was predicted; {why}"

@@ -142,9 +142,10 @@ class PersistentMemory:
 
     def adopt_model(self, model: torch.nn.Module) -> None:
         """Have the parameters, gradients and buffers of a model leave where room is needed."""
-        for tensor, kind, what in _parts_of(model):
+        parameters = list(model.parameters())  # each walk over the modules takes its time in each step
+        for tensor, kind, what in _parts_of(model, parameters):
             self._adopt(tensor, kind, what)
-        self._take_gradients(model.parameters())
+        self._take_gradients(parameters)
 
     @past_subclasses
     def adopt_stepped(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -522,9 +523,16 @@ def _before_fork() -> None:
 os.register_at_fork(before=_before_fork)
 
 
-def _parts_of(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Kind, Hashable]]:
-    """Yield what outlives the steps of a model: each tensor, its kind, and what tells it from others in each step."""
-    for parameter in model.parameters():
+def _parts_of(
+    model: torch.nn.Module, parameters: Iterable[torch.Tensor] | None = None
+) -> Iterator[tuple[torch.Tensor, Kind, Hashable]]:
+    """Yield what outlives the steps of a model: each tensor, its kind, and what tells it from others in each step.
+
+    Args:
+        model: The model.
+        parameters: Its parameters, where somebody has them.
+    """
+    for parameter in model.parameters() if parameters is None else parameters:
         yield from _parameter_and_gradient(parameter)
     for buffer in model.buffers():
         yield buffer, "buffer", (id(buffer), "buffer")

@@ -21,10 +21,12 @@ from pooch.autopilot.costs import Costs, HostCosts
 from pooch.autopilot.jobs import Answer, Job, answered, completed, done
 from pooch.autopilot.known import MOST_RECORDS, TRIED_STEPS, Known
 from pooch.autopilot.library import MOST_RECORDED, PLANNED_SHARE, Library
+from pooch.autopilot.loop_times import Beside, LoopTimes
 from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.signature import StepKey
 from pooch.autopilot.waiting import JobQueue, Request
 from pooch.ground.bounded import RecentlyUsed, Topics
+from pooch.ground.wording import slower_than
 from pooch.ir import HookCosts, Profile
 from pooch.machine import CopySpeed
 from tests.toys import blocks
@@ -545,3 +547,58 @@ def test_a_plan_is_made_again_once_it_is_known_what_hooks_cost(monkeypatch: pyte
     assert [line.split(" for ")[0] for line in told] == ["planned", "planned again"]
     assert told[0].endswith("; what hooks cost comes on top, and is still being measured")
     assert "measured" not in told[1]
+
+
+class _Moving(LoopTimes):
+    """Says that each step takes 40 ms to move, and its optimizer 20, once that is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moves, self.is_known = True, False
+
+    @property
+    def is_measuring(self) -> bool:
+        return self.moves and not self.is_known
+
+    @property
+    def beside(self) -> Beside:
+        return Beside(20.0, 40.0, 10.0) if self.is_known else Beside(20.0)
+
+
+MOVES = "steps of 4: moving parameters, gradients and the optimizer's state takes 40.0 ms of"
+
+
+@pytest.mark.parametrize("share", [0.7, 2.0])
+def test_what_moving_takes_in_steps_that_are_recorded_is_told_once_it_is_known(share: float) -> None:
+    profile, told, times = blocks(6), list[str](), _Moving()
+    library = Library(PlanOptions(), told.append, HostCosts(CopySpeed("not measured")), times=times)
+    start_bytes, budget_bytes = profile.persistent_bytes, int(share * profile.peak_bytes)
+    for _ in range(2):
+        _, known = library.choose(KEY, start_bytes, budget_bytes)
+    library.recorded(KEY, known, profile, 1)
+    for _ in range(3):
+        decision, _ = library.choose(KEY, start_bytes, budget_bytes)
+    planned = told[:1]
+    assert (decision, len(planned)) == (("plan", 1) if share < 1 else ("in-core", 0))
+    assert all("comes on top, and is still being measured" in line for line in planned)
+    times.is_known = True
+    for _ in range(3):
+        library.choose(KEY, start_bytes, budget_bytes)
+    (line,) = told[len(planned) :]
+    plain_ms = profile.step_ms
+    step_ms = (known.predicted_step_ms or plain_ms) + 40.0
+    assert line.startswith(MOVES)
+    assert known.slowdown == (step_ms + 20.0) / (plain_ms + 20.0)
+    assert line.endswith(f"predicted {slower_than(known.slowdown, 'without Pooch')}")
+    assert known.told is not None
+    assert (known.told.decision, known.told.missing, known.told.moving_ms) == (decision, "", 40.0)
+
+
+def test_where_steps_are_never_recorded_the_least_that_moving_costs_is_told() -> None:
+    told, times = list[str](), _Moving()
+    library = Library(PlanOptions(), told.append, HostCosts(CopySpeed("not measured")), times=times)
+    times.is_known = True
+    for _ in range(4):
+        _, known = library.choose(KEY, 0, 1000, has_tier=False)
+        library.ended(KEY, known, "online", 110.0, 0)
+    assert told == [f"{MOVES} 160.0 ms, optimizer.step() included; predicted at least 33% slower than without Pooch"]

@@ -13,7 +13,8 @@ import pytest
 
 import pooch
 from pooch.autopilot import AutoSummary, PlannedShape
-from pooch.autopilot.summary import Counters, StepTimes, counted
+from pooch.autopilot.loop_times import Beside
+from pooch.autopilot.summary import Counters, StepTimes, Told, between, counted
 from pooch.executor.statistics import RunStats
 from pooch.report.page import live
 from pooch.report.page.live import LivePage
@@ -106,8 +107,31 @@ def test_times_far_from_their_prediction_are_doubted() -> None:
         assert not any("was not kept" in line for line in replace(busy, ms_on_plan=kept_ms).totals)
 
 
+def test_moving_that_took_longer_than_predicted_is_the_reason_for_the_doubt() -> None:
+    moved = replace(SUMMARY, ms_on_plan=150e3, plain_ms_on_plan=100e3, predicted_ms_on_plan=120e3)
+    moved = replace(moved, moving_ms=45e3, predicted_moving_ms=19e3)
+    what = "moving parameters, gradients and the optimizer's state"
+    assert f"took 1.25x what was predicted; {what} took 45.0 s of it instead of 19.0 s" in moved.totals[1]
+    assert "hooks and copies cost more" in replace(moved, predicted_moving_ms=40e3).totals[1]
+    assert "ops took longer" in replace(moved, ms_on_plan=100e3).totals[1], "which moving does not explain"
+    no_plan = replace(moved, steps_on_plan=0, steps_in_core=9)
+    assert "; steps 50% slower, predicted 20%" in no_plan.totals[0]
+
+
+def test_what_optimizers_take_belongs_to_the_step_before() -> None:
+    told = Told(plain_ms=100.0, step_ms=140.0, optimizer_ms=20.0, moving_ms=30.0)
+    step = counted("in-core", False, RunStats(), 1, StepTimes(105.0, 100.0, 4.0, told), 2)
+    both = step.with_step(between(Beside(21.0, 26.0), is_compared=True))
+    assert (both.ms_on_plan, both.plain_ms_on_plan, both.predicted_ms_on_plan) == (105 + 21 + 26, 120, 160)
+    assert (both.moving_ms, both.predicted_moving_ms, both.lost_ms, both.steps_ms) == (30, 30, 30, 152)
+    other = step.with_step(between(Beside(21.0, 26.0), is_compared=False))
+    assert (other.ms_on_plan, other.lost_ms, other.steps_ms) == (105, 30, 152)
+    assert told.slowdown == 160 / 120
+
+
 def test_steps_on_a_plan_that_does_not_know_what_hooks_cost_are_compared_with_nothing() -> None:
-    steps = [counted("plan", False, RunStats(), 1, StepTimes(120.0, 100.0, predicted), 2) for predicted in (0.0, 110.0)]
+    predictions = (None, Told(100.0, 110.0))
+    steps = [counted("plan", False, RunStats(), 1, StepTimes(120.0, 100.0, 0.0, each), 2) for each in predictions]
     early = replace(SUMMARY, **{name: getattr(steps[0], name) for name in TIMES})
     assert "steps on a plan: what hooks cost is still being measured" in str(early)
     both = Counters().with_step(steps[0]).with_step(steps[1])
