@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
     pytest.mark.timeout(600),
+    pytest.mark.xdist_group("large tier"),  # in one process: there is no room for two
     pytest.mark.skipif(not is_simulated(), reason="needs the simulated device, which has room for it"),
 ]
 
