@@ -393,7 +393,7 @@ def _time(summary: AutoSummary) -> str:
         fits = summary.budget_bytes is not None and not summary.steps_over_budget
         return "everything fits: you do not need a plan" if fits else ""
     if not summary.plain_ms_on_plan:
-        what = f"what {MOVING} takes" if summary.around_slices_ms else "what hooks cost"
+        what = f"what hooks and {MOVING} cost" if summary.around_slices_ms else "what hooks cost"
         return f"steps on a plan: {what} is still being measured" if summary.steps_on_plan else "no step on a plan yet"
     ratio = summary.ms_on_plan / summary.plain_ms_on_plan
     predicted = summary.predicted_ms_on_plan / summary.plain_ms_on_plan
