@@ -78,8 +78,9 @@ class LoopTimes:
         """
         left_out = [] if has_hooks else ["what hooks cost"]
         left_out += [f"what {MOVING} takes"] if self.is_measuring else []
-        why = f"is not measured on {self._untimed}" if self._untimed and has_hooks else "is still being measured"
-        return f"{' and '.join(left_out)} comes on top, and {why}" if left_out else ""
+        comes, is_it = ("come", "are") if len(left_out) > 1 else ("comes", "is")
+        why = f"not measured on {self._untimed}" if self._untimed and has_hooks else "still being measured"
+        return f"{' and '.join(left_out)} {comes} on top, and {is_it} {why}" if left_out else ""
 
     @property
     def beside(self) -> Beside:

@@ -94,7 +94,7 @@ def test_moving_is_known_once_it_has_settled(clock: Clock) -> None:
         assert loop.times.is_measuring
         assert loop.times.beside.moving_ms == 0
         assert loop.times.missing() == f"{what} comes on top, and is still being measured"
-        hooks = f"what hooks cost and {what} comes on top, and is still being measured"
+        hooks = f"what hooks cost and {what} come on top, and are still being measured"
         assert loop.times.missing(has_hooks=False) == hooks
     loop.step(waited_ms=5)
     assert not loop.times.is_measuring
