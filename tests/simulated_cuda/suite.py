@@ -21,11 +21,7 @@ ALLOCATORS = {"": {}, "-expandable": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_seg
 AT_ONCE = {"SIMULATED_CUDA_KERNEL_US": "0", "SIMULATED_CUDA_COPY_GB_PER_S": "1000"}  # times mean nothing there
 
 SLOW = DevicePart(
-    "gpu-slow",
-    NEEDS_A_GPU,
-    ("--dist", "loadgroup", f"--ignore={WORKLOADS}"),
-    "tests/simulated_cuda/test_counters.py",
-    marks="gpu and slow",
+    "gpu-slow", NEEDS_A_GPU, (f"--ignore={WORKLOADS}",), "tests/simulated_cuda/test_counters.py", marks="gpu and slow"
 )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,19 +30,20 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.xdist_group("large tier"),  # in one process: there is no room for two
     pytest.mark.skipif(not is_simulated(), reason="needs the simulated device, which has room for it"),
 ]
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    if free_bytes(torch.device("cpu")) < NEEDED_BYTES:
-        pytest.skip("the machine has not enough memory left")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.simulated_cuda.large_tier"],
-        env=child_environment(**MEMORY_MODE), capture_output=True, text=True, check=False, timeout=550,
-    )  # fmt: skip
+    with (Path(tempfile.gettempdir()) / "pooch-tests-large-tier").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests that run beside each other: there is no room for two
+        if free_bytes(torch.device("cpu")) < NEEDED_BYTES:
+            pytest.skip("the machine has not enough memory left")
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.simulated_cuda.large_tier"],
+            env=child_environment(**MEMORY_MODE), capture_output=True, text=True, check=False, timeout=280,
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
