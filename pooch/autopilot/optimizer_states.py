@@ -91,10 +91,7 @@ class OptimizerStates:
         self._known.update(models)
         numbers = {id(each) for each in (parameters_of(models) if parameters is None else parameters)}
         others = [*self._living_of(self._given), *self._stepped]
-        if are_new or self._attached or self._looking.is_due():  # one that is made later is noted as it steps
-            theirs = self.optimizers_of(numbers, look=are_new)
-        else:
-            theirs = _that_step(numbers, list(self._met))
+        theirs = self.optimizers_of(numbers, look=are_new) if are_new or self._attached else self._looked_up(numbers)
         found = [*theirs, *(each for each in others if is_on(each, device))]
         self._stepped.clear()
         return [each for each in dict.fromkeys(found) if each not in self._attached]
@@ -146,11 +143,14 @@ class OptimizerStates:
         return _that_step(parameters, found)
 
     def _looked_up(self, parameters: set[int]) -> list[torch.optim.Optimizer]:
-        """Return the optimizers of some parameters. Ever fewer looks are made where a program updates them itself."""
+        """Return the optimizers of some parameters. Ever fewer looks are made where a program updates them itself.
+
+        One that is made later is noted as it steps.
+        """
         if not parameters <= self._looked_for:
             self._looking = Seldom()
             self._looked_for |= parameters
-        return self.optimizers_of(parameters) if self._looking.is_due() else []
+        return self.optimizers_of(parameters) if self._looking.is_due() else _that_step(parameters, list(self._met))
 
     def bytes_of(self, trained: Sequence[torch.nn.Parameter]) -> int:
         """Return how much state the optimizer that was given has for some parameters."""

@@ -65,19 +65,8 @@ def test_a_plan_that_swaps_is_refused_on_such_a_device(monkeypatch: pytest.Monke
 def test_training_on_an_integrated_device_keeps_its_bits_and_its_budget_without_a_copy() -> None:
     code = """
         import json, torch, pooch
-        torch.manual_seed(0)
-        layers = [part for _ in range(10) for part in (torch.nn.Linear(64, 64), torch.nn.Tanh())]
-        model, inputs = torch.nn.Sequential(*layers).cuda(), torch.randn(16384, 64, device="cuda")
-        forward = lambda: model(inputs).square().mean()
-
-        def steps(count):
-            found = []
-            for _ in range(count):
-                model.zero_grad()
-                loss = forward()
-                loss.backward()
-                found.append([loss.item().hex()] + [p.grad.sum().item().hex() for p in model.parameters()])
-            return found
+        from tests.deep_net import deep_net
+        model, forward, steps = deep_net(10, 16384)
 
         plain, lines = steps(1)[0], []
         profile = pooch.profile(forward, model)

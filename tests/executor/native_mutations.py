@@ -248,7 +248,7 @@ MOVES = (
     Mutation("a value is not taken over where it is copied", "moves.h", "  if (!has_taken_made(moves, value, number)) return Outcome::FAILED;\n  if (fields.is_none(value, Fields::STORAGE)) return", "  if (fields.is_none(value, Fields::STORAGE)) return"),
     Mutation("a copy that has failed counts as made", "moves.h", "  has_failed = error.get() != Py_None;", "  has_failed = false;"),
     Mutation("bytes that were copied stay", "moves.h", "  if (can_go) fields.set_none(value, Fields::STORAGE);\n", "  static_cast<void>(can_go);\n"),
-    Mutation("what replays read does not come back for them", "moves.h", "PyLong_FromLongLong(number));\n  return key ? PySet_Contains(moves.part(TO_DROP), key.get()) : -1;", "PyLong_FromLongLong(number));\n  return key ? 0 : -1;"),
+    Mutation("what replays will read ends with autograd's last handle", "moves.h", "    const int is_kept = has_number(moves.part(TO_DROP), number);", "    const int is_kept = 0;"),
     Mutation("values come back from other room", "moves.h", 'wrapped.get(), moves.path().rooms.at(number).offset_bytes);', 'wrapped.get(), 0);'),
     Mutation("what comes back is not counted", "moves.h", "return has_counted(moves, SWAPPED_IN, Reference::to(fields.get(value, Fields::SIZE_BYTES))) ?", "return method != nullptr ?"),
     Mutation("copies that have ended are never forgotten", "moves.h", 'if (is_to_look && !has_called(arena, "forget_ended")) return Reference();', "static_cast<void>(is_to_look);"),

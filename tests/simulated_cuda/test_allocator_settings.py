@@ -14,19 +14,8 @@ from tests.children import child_environment
 
 PROGRAM = """
     import json, torch, pooch
-    torch.manual_seed(0)
-    layers = [part for _ in range(12) for part in (torch.nn.Linear(64, 64), torch.nn.Tanh())]
-    model, inputs = torch.nn.Sequential(*layers).cuda(), torch.randn(8269, 64, device="cuda")  # no power of two
-    forward = lambda: model(inputs).square().mean()
-
-    def steps(count):
-        found = []
-        for _ in range(count):
-            model.zero_grad()
-            loss = forward()
-            loss.backward()
-            found.append([loss.item().hex()] + [p.grad.sum().item().hex() for p in model.parameters()])
-        return found
+    from tests.deep_net import deep_net
+    model, forward, steps = deep_net(12, 8269)  # no power of two
 
     plain, lines = steps(2)[1], []
     profile = pooch.profile(forward, model)

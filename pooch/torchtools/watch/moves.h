@@ -291,10 +291,10 @@ inline PyObject* value_at(const Moves& moves, int64_t number) {
   return key ? PyDict_GetItemWithError(moves.part(PLANNED), key.get()) : nullptr;
 }
 
-// Whether a replay will read a value that is not held by autograd any more. -1: an error.
-inline int is_to_drop(const Moves& moves, int64_t number) {
+// Whether a set of Python's has a number. -1: an error.
+inline int has_number(PyObject* set, int64_t number) {
   Reference key(PyLong_FromLongLong(number));
-  return key ? PySet_Contains(moves.part(TO_DROP), key.get()) : -1;
+  return key ? PySet_Contains(set, key.get()) : -1;
 }
 
 inline const c10::Storage& storage_in(const Moves& moves, PyObject* value) {
@@ -415,7 +415,7 @@ inline Outcome copy_in(const Moves& moves, PyObject* value, int64_t number) {
   static PyObject* const method = interned("copy_in");
   const Fields& fields = moves.fields;
   if (!fields.is_none(value, Fields::STORAGE) || !fields.is_true(value, Fields::IS_COPIED)) return Outcome::DONE;
-  const int is_wanted = fields.number(value, Fields::HANDLES) > 0 ? 1 : is_to_drop(moves, number);
+  const int is_wanted = fields.number(value, Fields::HANDLES) > 0 ? 1 : has_number(moves.part(TO_DROP), number);
   if (is_wanted != 1) return is_wanted < 0 ? Outcome::FAILED : Outcome::DONE;
   const auto size_bytes = static_cast<size_t>(fields.number(value, Fields::SIZE_BYTES));
   const c10::Storage storage(c10::Storage::use_byte_size_t(), size_bytes, c10::GetCPUAllocator(), true);
@@ -449,8 +449,7 @@ inline int is_looked_at(Moves& moves, PyObject* value, int64_t number) {
     moves.looked_at = PyObject_CallNoArgs(moves.part(LOOKED_AT));
     if (moves.looked_at == nullptr) return -1;
   }
-  Reference key(PyLong_FromLongLong(number));
-  return key ? PySet_Contains(moves.looked_at, key.get()) : -1;
+  return has_number(moves.looked_at, number);
 }
 
 // Whether a value is not looked at before or after it moves, and no more than was planned. -1: an error.
@@ -531,8 +530,7 @@ inline Outcome act_at(Moves& moves, int64_t number) {
 inline Outcome act_before_read(Moves& moves, int64_t value) {
   const auto found = moves.path().anchor_of.find(value);
   if (found == moves.path().anchor_of.end()) return Outcome::DONE;
-  Reference slot(PyLong_FromLongLong(found->second));
-  const int is_done = slot ? PySet_Contains(moves.part(DONE), slot.get()) : -1;
+  const int is_done = has_number(moves.part(DONE), found->second);
   if (is_done != 0) return is_done < 0 ? Outcome::FAILED : Outcome::DONE;
   return act_at(moves, found->second);
 }
@@ -592,7 +590,7 @@ inline Outcome end_handle(const Moves& moves, PyObject* value, int64_t number) {
     const bool is_simple = fields.is_none(value, Fields::WITNESS) && fields.is_none(value, Fields::TICKET) &&
         fields.number(value, Fields::SAVED_AT) == 0 && PyDict_GET_SIZE(moves.part(HELD_BACK)) == 0;
     if (!is_simple) return Outcome::IN_PYTHON;
-    const int is_kept = is_to_drop(moves, number);
+    const int is_kept = has_number(moves.part(TO_DROP), number);
     if (is_kept != 0) return is_kept < 0 ? Outcome::FAILED : Outcome::IN_PYTHON;
   }
   Reference left(PyLong_FromLongLong(handles));
