@@ -22,6 +22,7 @@ from ..ir import Profile
 from ..machine.account import LiveBytes
 from ..profiler.live import needs_profiler
 from ..profiler.step import is_profiling
+from ..torchtools.accelerators import has_streams
 from ..torchtools.calls import CallContext
 from ..torchtools.lost_interrupts import LOST_INTERRUPTS
 from ..torchtools.module_changes import ModuleChanges
@@ -371,6 +372,8 @@ class StepDriver:
         except BaseException:
             self.abandon()
             raise
+        running.beginning_ms = running.elapsed_ms
+        self.evictor.own_time.restart()
 
     def _let_leave(self, models: list[torch.nn.Module], given: Any) -> float:
         """Have what outlives steps leave where a step that begins has no room for it, and return how long that took."""
@@ -708,7 +711,8 @@ class StepDriver:
         budget_bytes = self.budget.size_bytes
         if budget_bytes is not None and is_complete and running.is_whole and not running.step.left_plan:
             over_bytes = peak_bytes - budget_bytes
-            self.library.ended(running.key, running.known, running.decision, step_ms, over_bytes)
+            own_ms = self._own_ms(running)
+            self.library.ended(running.key, running.known, running.decision, step_ms, over_bytes, own_ms)
         self.library.banned(running.known, self.evictor.verification.take_new())
         self._live.reset_peak()
 
@@ -736,9 +740,19 @@ class StepDriver:
             moving_ms += running.stats.host_stall_ms
         self._times.waited(moving_ms)
         told = None if self._times.is_measuring else known.told
-        if told is None or told.missing or told.decision != decision:
-            return StepTimes(step_ms, 0.0 if known.profile is None else known.profile.step_ms, moving_ms)
-        return StepTimes(step_ms, told.plain_ms, moving_ms, told)
+        if told is not None and (told.missing or told.decision != decision):
+            told = None
+        own_ms = self._own_ms(running)
+        if decision == "online" and own_ms is not None:
+            return StepTimes(step_ms, step_ms - own_ms, own_ms, told)
+        plain_ms = 0.0 if known.profile is None else known.profile.step_ms
+        return StepTimes(step_ms, plain_ms if told is None else told.plain_ms, moving_ms, told)
+
+    def _own_ms(self, running: RunningStep) -> float | None:
+        """Return how long Pooch has worked in a step that has ended, or None where the device may compute meanwhile."""
+        if has_streams(self.governed.device):
+            return None
+        return running.beginning_ms + self.evictor.own_time.ms
 
     def _tell_of_tier(self) -> None:
         while self._of_tier:

@@ -12,7 +12,7 @@ from ..executor.table import ActionTable
 from ..ground.units import format_bytes
 from ..ground.wording import slower_than
 from ..ir import Plan, Profile
-from .loop_times import Beside
+from .loop_times import SETTLING_STEPS, Beside
 from .signature import StepKey
 from .summary import Decision, PlannedShape, Told
 
@@ -27,12 +27,14 @@ class Trial:
 
     Attributes:
         online_ms: Times of the last ones without a plan.
+        online_own_ms: What of these times Pooch took, where that is known.
         online_over_bytes: By how much these passed the budget; 0 or less: they did not.
         planned_ms: Times of those on the plan.
         is_lost: Whether the plan is not followed any longer.
     """
 
     online_ms: deque[float] = field(default_factory=lambda: deque(maxlen=TRIED_STEPS))
+    online_own_ms: deque[float] = field(default_factory=lambda: deque(maxlen=TRIED_STEPS))
     online_over_bytes: deque[int] = field(default_factory=lambda: deque(maxlen=TRIED_STEPS))
     planned_ms: list[float] = field(default_factory=list)
     is_lost: bool = False
@@ -118,20 +120,35 @@ class Known:
         return None if self.told is None else self.told.slowdown
 
     def expected(self, decision: Decision, beside: Beside) -> Told | None:
-        """Return what is predicted of a step that runs so, given what it takes beside its ops; None: nothing is.
-
-        Where it is never recorded, as parameters leave in it, what it takes without that is thought to be the rest.
-        """
+        """Return what is predicted of a step that runs so, given what it takes beside its ops; None: nothing is."""
         if decision == "plan" and self.plan is not None and self.plan.in_core_step_ms:
             plain_ms, step_ms = self.plan.in_core_step_ms, self.predicted_step_ms + beside.moving_ms
         elif decision == "in-core" and self.profile is not None:
             plain_ms, step_ms = self.profile.step_ms, self.profile.step_ms + beside.moving_ms
-        elif decision == "online" and self.profile is None and self.trial.online_ms:
-            online_ms = median(self.trial.online_ms)
-            plain_ms, step_ms = online_ms - beside.within_ms, online_ms - beside.within_ms + beside.moving_ms
         else:
-            return None
+            return self._expected_online(beside) if decision == "online" else None
         return Told(plain_ms, step_ms, beside.optimizer_ms, beside.moving_ms, decision) if plain_ms > 0 else None
+
+    def _expected_online(self, beside: Beside) -> Told | None:
+        """Return what is predicted of a step without a plan: that it takes what the last ones took.
+
+        What Pooch did not do in these is thought to be what they take without it.
+        """
+        trial, within_ms = self.trial, beside.within_ms
+        is_known = trial.online_own_ms or self.profile is None
+        if not (trial.online_ms and is_known and (beside.moving_ms or self.has_settled)):
+            return None
+        online_ms = median(trial.online_ms)
+        own_ms = median(trial.online_own_ms) if trial.online_own_ms else within_ms
+        plain_ms, in_optimizers_ms = online_ms - own_ms, beside.moving_ms - within_ms
+        if plain_ms <= 0:
+            return None
+        return Told(plain_ms, online_ms + in_optimizers_ms, beside.optimizer_ms, own_ms + in_optimizers_ms, "online")
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether it ran often without a plan, and none is on its way."""
+        return self.steps > SETTLING_STEPS and len(self.trial.online_ms) == TRIED_STEPS and not self.is_pending
 
     def has_no_plan(self) -> None:
         """Forget its plan, if there is one."""

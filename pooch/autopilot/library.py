@@ -18,7 +18,7 @@ from ..torchtools.calls import compiled_part
 from .cache import Cached, PlanCache
 from .costs import CostSource
 from .known import Family, Known, Trial, described, without_replays
-from .loop_times import MOVING, LoopTimes
+from .loop_times import LEAVING, MOVING, LoopTimes
 from .quiet import QuietKind
 from .requests import Arrival, PlanRequests
 from .shapes import KnownShapes
@@ -120,9 +120,11 @@ class Library:
             return
         known.told = replace(told, missing=missing)
         if told.moving_ms > _NOTED_SHARE * told.whole_ms:
-            least = "" if known.profile is not None else "at least "
+            without, what, least = "", MOVING, ""
+            if told.decision == "online":
+                without, what, least = " without a plan", LEAVING, "at least "
             self._say(
-                f"steps of {key.text}: {MOVING} takes {format_ms(told.moving_ms)} of "
+                f"steps of {key.text}{without}: {what} takes {format_ms(told.moving_ms)} of "
                 f"{format_ms(told.whole_ms)}, optimizer.step() included; predicted {least}"
                 f"{slower_than(told.slowdown, 'without Pooch')}{f'; {missing}' if missing else ''}"
             )
@@ -389,7 +391,15 @@ class Library:
         self._known.has_grown()
         self._fresh.append(key)
 
-    def ended(self, key: StepKey, known: Known, decision: Decision, step_ms: float, over_bytes: int) -> None:
+    def ended(
+        self,
+        key: StepKey,
+        known: Known,
+        decision: Decision,
+        step_ms: float,
+        over_bytes: int,
+        own_ms: float | None = None,
+    ) -> None:
         """Note how a step went that was complete and did not leave its plan.
 
         A plan that needs more than the budget is only followed as long as the budget is held all the same, or passed by
@@ -401,10 +411,13 @@ class Library:
             decision: How it was run.
             step_ms: The time that it took.
             over_bytes: By how much it passed the budget; 0 or less: it did not.
+            own_ms: What of its time Pooch took, or None if that is not known.
         """
         trial = known.trial
         if decision == "online":
             trial.online_ms.append(step_ms)
+            if own_ms is not None:
+                trial.online_own_ms.append(own_ms)
             trial.online_over_bytes.append(over_bytes)
         if decision != "plan" or not known.needed_bytes:
             return

@@ -15,6 +15,7 @@ MEASURED_STEPS = 4
 _MOST_STEPS = 8  # that count
 _UNLIKE_STEPS = (1, 2)  # before which there was none, or one whose optimizer has made its state
 MOVING = "moving parameters, gradients and the optimizer's state"
+LEAVING = "what leaves and comes back"  # in steps without a plan, of which moving is a part
 OnParameters = Callable[[Sequence[torch.Tensor]], None]
 
 

@@ -10,7 +10,7 @@ from ..executor.statistics import RunStats
 from ..executor.verification import NOTHING_VERIFIED, Verified
 from ..ground.units import format_bytes, plural
 from ..ground.wording import budget_verdict, in_all, slower, slower_than_predicted
-from .loop_times import MOVING, Beside
+from .loop_times import LEAVING, MOVING, Beside
 
 Decision = Literal["in-core", "plan", "online", "record"]
 
@@ -58,9 +58,10 @@ class Counters:
         peak_bytes: Highest measured peak of a forward and backward pass.
         between_peak_bytes: Highest measured peak between the passes, such as that of the optimizer's step.
         steps_over_budget: Number of steps whose measured peak was over the budget.
-        lost_ms: Time lost against plain training, as far as the recorded op times tell.
-        steps_compared: Number of steps of which it is known what plain training takes.
+        lost_ms: Time lost against plain training: in steps without a plan what Pooch took, in others what they took
+            longer than the recorded times of their ops.
         steps_ms: Time of all steps.
+        compared_ms: Time of those of which it is known what they have lost, at least.
         ms_on_plan: Time of the steps whose time was predicted with all that costs something, so that it can be compared
             with that: those that followed a plan to the end, and those in which parameters and state moved.
         plain_ms_on_plan: Time that these would take in plain training, as recorded.
@@ -81,8 +82,8 @@ class Counters:
     between_peak_bytes: int = 0
     steps_over_budget: int = 0
     lost_ms: float = 0.0
-    steps_compared: int = 0
     steps_ms: float = 0.0
+    compared_ms: float = 0.0
     ms_on_plan: float = 0.0
     plain_ms_on_plan: float = 0.0
     predicted_ms_on_plan: float = 0.0
@@ -200,6 +201,8 @@ def counted(
     follows = decision == "plan" and not left_plan
     told = None if left_plan else times.told
     is_lost = decision != "in-core" and times.plain_ms > 0
+    # What steps without a plan take without Pooch is measured in each. The machine may be faster or slower by now.
+    scale = times.plain_ms / told.plain_ms if told and decision == "online" else 1.0
     return Counters(
         steps_in_core=int(decision == "in-core"),
         steps_on_plan=int(follows),
@@ -209,13 +212,13 @@ def counted(
         peak_bytes=peak_bytes,
         steps_over_budget=int(budget_bytes is not None and peak_bytes > budget_bytes),
         lost_ms=max(times.moving_ms, times.step_ms - times.plain_ms if is_lost else 0.0),
-        steps_compared=int(decision == "in-core" or times.plain_ms > 0),
         steps_ms=times.step_ms,
+        compared_ms=times.step_ms if decision == "in-core" or times.plain_ms > 0 or times.moving_ms > 0 else 0.0,
         ms_on_plan=times.step_ms if told else 0.0,
-        plain_ms_on_plan=told.whole_plain_ms if told else 0.0,
-        predicted_ms_on_plan=told.whole_ms if told else 0.0,
+        plain_ms_on_plan=scale * told.whole_plain_ms if told else 0.0,
+        predicted_ms_on_plan=scale * told.whole_ms if told else 0.0,
         moving_ms=times.moving_ms if told else 0.0,
-        predicted_moving_ms=told.moving_ms if told else 0.0,
+        predicted_moving_ms=scale * told.moving_ms if told else 0.0,
         swapped_bytes=stats.swapped_out_bytes,
         recomputed_ops=stats.recomputed_ops,
         ungoverned=stats.ungoverned,
@@ -231,7 +234,7 @@ def between(taken: Beside, *, is_compared: bool) -> Counters:
     """
     whole_ms = taken.optimizer_ms + taken.moving_ms
     compared = Counters(ms_on_plan=whole_ms, moving_ms=taken.moving_ms) if is_compared else Counters()
-    return compared.with_step(Counters(lost_ms=taken.moving_ms, steps_ms=whole_ms))
+    return compared.with_step(Counters(lost_ms=taken.moving_ms, steps_ms=whole_ms, compared_ms=whole_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +312,7 @@ class AutoSummary(Counters):
     @property
     def _work(self) -> str:
         moved = f"{format_bytes(self.swapped_bytes)} swapped, {plural(self.recomputed_ops, 'op')} recomputed"
-        if not self.steps_compared:
+        if not self.compared_ms:
             return f"{moved}; what plain steps take is not known"
         return f"{moved}; about {self.lost_ms / 1000:.1f} s longer than plain steps"
 
@@ -392,12 +395,24 @@ def _time(summary: AutoSummary) -> str:
     if summary.steps_in_core == summary.steps and not summary.plain_ms_on_plan:
         fits = summary.budget_bytes is not None and not summary.steps_over_budget
         return "everything fits: you do not need a plan" if fits else ""
+    if summary.ms_on_plan < summary.compared_ms / 2 and summary.steps_on_plan < summary.steps / 2:
+        plain_ms = summary.compared_ms - summary.lost_ms
+        if plain_ms <= 0:
+            return ""
+        ratio = summary.compared_ms / plain_ms
+        return f"steps {'at least ' if slower(ratio) != slower(1.0) else ''}{slower(ratio)}"
     if not summary.plain_ms_on_plan:
         what = f"what hooks and {MOVING} cost" if summary.around_slices_ms else "what hooks cost"
         return f"steps on a plan: {what} is still being measured" if summary.steps_on_plan else "no step on a plan yet"
     ratio = summary.ms_on_plan / summary.plain_ms_on_plan
     predicted = summary.predicted_ms_on_plan / summary.plain_ms_on_plan
-    return f"{_compared(summary)} {slower_than_predicted(ratio, predicted)}"
+    least = "at least " if _are_mostly_online(summary) else ""
+    return f"{_compared(summary)} {least}{slower_than_predicted(ratio, predicted)}"
+
+
+def _are_mostly_online(summary: AutoSummary) -> bool:
+    """Whether most steps had no plan: what these lose is what Pooch was seen to take, which may not be all."""
+    return summary.steps_online > summary.steps_on_plan + summary.steps_in_core
 
 
 def _compared(summary: AutoSummary) -> str:
@@ -421,7 +436,7 @@ def _doubt(summary: AutoSummary) -> str | None:
     )
     if abs(moving_gap_ms) > abs(gap_ms) / 2 and moving_gap_ms * gap_ms > 0:
         took, told = (f"{each / 1000:.1f} s" for each in (summary.moving_ms, summary.predicted_moving_ms))
-        why = f"{MOVING} took {took} of it instead of {told}"
+        why = f"{LEAVING if _are_mostly_online(summary) else MOVING} took {took} of it instead of {told}"
     elif ratio < 1:
         why = "ops took longer when the step was recorded, so it may be slower against plain steps than is said"
     else:

@@ -37,7 +37,7 @@ class RunTimes:
     def line(self, summary: AutoSummary) -> str:
         """Where the time went, in one line."""
         steps = f"{summary.steps_ms / 1000:.1f} s in steps"
-        if summary.steps_compared:
+        if summary.compared_ms:
             steps += f", {summary.lost_ms / 1000:.1f} s of it longer than plain ones"
         own = f"{self.starting_s:.1f} s to start Python, PyTorch and Pooch, {self.preparing_s:.1f} s to prepare"
         planning = f"; planning ran for {summary.planning_s:.1f} s beside it" if summary.planning_s else ""

@@ -17,7 +17,7 @@ from ..torchtools.settings import called_as_unwatched
 from ..torchtools.standing_aside import CompiledCalls, SilentMode, StepHooks
 from ..torchtools.tensors import result_tensors
 from .native_watch import NativeWatch, is_native, native_saving
-from .own_work import OWN_WORK
+from .own_work import OWN_WORK, SavingHooks
 from .step import Step
 
 
@@ -53,7 +53,8 @@ class StepMode(SilentMode):
                 return called_as_unwatched(func, facts, args, kwargs, call)
             keys = argument_keys(args, kwargs)
             written = written_tensors(facts, args, kwargs) if facts.written or facts.written_names else {}
-            step.before_op(func, facts, args, kwargs, written)
+            with step.evictor.own_time:
+                step.before_op(func, facts, args, kwargs, written)
             try:
                 result = called_as_unwatched(func, facts, args, kwargs, call)
             except Exception as error:
@@ -63,7 +64,8 @@ class StepMode(SilentMode):
             outputs = result_tensors(result)
             made = new_tensors(written, outputs, keys)
             if made:
-                step.after_op(func, facts.name, outputs, made)
+                with step.evictor.own_time:
+                    step.after_op(func, facts.name, outputs, made)
             return result
         finally:
             if is_alone:
@@ -97,13 +99,13 @@ def following(step: Step, calls: CompiledCalls | None = None) -> AbstractContext
         return Together(native_saving(step, calls), looks, NativeWatch(step))
     if not step.empties:
         return Together(saving(step, calls), looks, StepMode(step))
-    hooks = StepHooks(step.quietly(step.pack), step.quietly(step.unpack), step.fell_silent, calls)
-    return Together(hooks, looks, WatchfulMode(step))
+    return Together(saving(step, calls), looks, WatchfulMode(step))
 
 
 def saving(step: Step, calls: CompiledCalls | None = None) -> AbstractContextManager[None]:
     """Pass to the step every tensor that autograd saves and reads."""
-    return StepHooks(step.pack, step.unpack, step.fell_silent, calls)
+    hooks = SavingHooks(step, step.evictor.own_time, are_quiet=step.empties)
+    return StepHooks(hooks.pack, hooks.unpack, step.fell_silent, calls)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from ..torchtools.standing_aside import CompiledCalls, StepHooks, Watch
 from ..torchtools.tensors import storage_key
 from .cursor import Cursor
 from .engines.cpu import CpuEngine
-from .own_work import OWN_WORK
+from .own_work import OWN_WORK, SavingHooks
 from .simple_moves import native_moves
 from .step import Step
 
@@ -52,22 +52,16 @@ def native_saving(step: Step, calls: CompiledCalls | None = None) -> StepHooks:
         region: Any = step.cursor
         region.go_unplanned(step.replays, not step.replays, first_node, step.evictor.verification.number)
     moves = native_moves(step.guide, step.owner, step.cursor)
-    hooks = module.Hooks(_Quiet(step) if step.empties else step, step, step.cursor, step.stats, step.begin, moves)
+    python = SavingHooks(step, step.evictor.own_time, are_quiet=step.empties)
+    hooks = module.Hooks(python, step, step.cursor, step.stats, step.begin, moves)
     return StepHooks(hooks.pack, hooks.unpack, step.fell_silent, calls)
-
-
-class _Quiet:
-    """The hooks of a step whose own reads of tensors are looked at."""
-
-    def __init__(self, step: Step) -> None:
-        self.pack, self.unpack = step.quietly(step.pack), step.quietly(step.unpack)
 
 
 class NativeWatch(Watch):
     """Watches the ops of a region, and passes them to the step where something is to be done."""
 
     def __init__(self, step: Step) -> None:
-        self._step = step
+        self._step, self._own_time = step, step.evictor.own_time
         self._region: Any = step.cursor
         self._waits = True  # whether the region may know of storages whose release is waited for
 
@@ -99,7 +93,7 @@ class NativeWatch(Watch):
     def before(self, func: Any, args: Any, kwargs: Any, is_alone: bool) -> Storages | None:
         """Do what is due before an op. Return its storages, or None if the step is not to see what it gives."""
         step = self._step
-        with self._own_work():
+        with self._own_time, self._own_work():
             facts = operator_facts(func)
             if step.begin_op() and not is_alone:
                 step.overlaps()
@@ -123,7 +117,7 @@ class NativeWatch(Watch):
         guide = self._step.guide
         if guide is None or guide.table.gathered:
             return False
-        with self._own_work(), from_a_kernel():
+        with self._own_time, self._own_work(), from_a_kernel():
             self._step.act_before_expected()
             self._wait()
         return True
@@ -152,7 +146,7 @@ class NativeWatch(Watch):
             storages: From `before` or `storages_of`.
             outputs: The tensors among its results.
         """
-        with self._own_work():
+        with self._own_time, self._own_work():
             keys, written = storages
             made = new_tensors(written, outputs, keys)
             if made:
@@ -182,22 +176,22 @@ class NativeWatch(Watch):
 
     def can_run_again(self, func: Any, error: BaseException) -> bool:
         """Whether an op that has failed can run again."""
-        with self._own_work():
+        with self._own_time, self._own_work():
             return isinstance(error, Exception) and self._step.can_try_again(error, operator_facts(func))
 
     def written_over(self, tensor: torch.Tensor) -> None:
         """Note that the op which is expected is about to write over a value."""
-        with self._own_work():
+        with self._own_time, self._own_work():
             self._step.overwritten_in(storage_key(tensor), tensor)
 
     def look(self, func: Any, args: Any, kwargs: Any) -> None:
         """Bring back what a view is about to look at."""
-        with self._own_work():
+        with self._own_time, self._own_work():
             self._step.bring_back((args, kwargs))
 
     def unseen(self, func: Any, args: Any, kwargs: Any) -> None:
         """Note an op of a compiled function."""
-        with self._own_work():
+        with self._own_time, self._own_work():
             self._step.unseen(operator_facts(func), args, kwargs)
 
     def _own_work(self) -> AbstractContextManager[object]:

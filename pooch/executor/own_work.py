@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from ..machine.own_time import OwnTime
 
 
 class _OwnWork(threading.local):
@@ -22,3 +27,41 @@ class _OwnWork(threading.local):
 
 
 OWN_WORK = _OwnWork()
+
+
+class SavingHooks:
+    """A pair of saved tensor hooks, of which is measured what they take.
+
+    Args:
+        hooks: The hooks.
+        own_time: Measures that.
+        are_quiet: Whether what they do does not count as reads by the program.
+
+    Attributes:
+        pack: Called with each tensor that autograd saves.
+        unpack: Called with what it returned.
+    """
+
+    def __init__(self, hooks: Any, own_time: OwnTime, *, are_quiet: bool) -> None:
+        within = quietly if are_quiet else _timed
+        self.pack, self.unpack = within(hooks.pack, own_time), within(hooks.unpack, own_time)
+
+
+def quietly(hook: Callable[[Any], Any], own_time: OwnTime) -> Callable[[Any], Any]:
+    """Wrap a hook so that what it does does not count as a read by the program, and measure what it takes."""
+
+    @wraps(hook)
+    def quiet(argument: Any) -> Any:
+        with OWN_WORK, own_time:
+            return hook(argument)
+
+    return quiet
+
+
+def _timed(hook: Callable[[Any], Any], own_time: OwnTime) -> Callable[[Any], Any]:
+    @wraps(hook)
+    def timed(argument: Any) -> Any:
+        with own_time:
+            return hook(argument)
+
+    return timed

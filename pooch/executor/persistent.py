@@ -219,7 +219,7 @@ class PersistentMemory:
     @past_subclasses
     def accumulated(self, parameter: torch.Tensor) -> None:
         """Take over a gradient that autograd has accumulated."""
-        with self._evictor.lock:
+        with self._evictor.own_time, self._evictor.lock:
             gradient = parameter.grad
             if gradient is not None:
                 self._adopt(gradient, "gradient", (id(parameter), "gradient"))
@@ -298,10 +298,11 @@ class PersistentMemory:
         Raises:
             TierError: If one cannot be read back, not even when it is tried again.
         """
-        store, stats = self._evictor.store, self._evictor.stats
-        with OWN_WORK, torch._C._DisableTorchDispatch(), self._evictor.lock, self._tier.at_home():
+        evictor = self._evictor
+        store, stats = evictor.store, evictor.stats
+        with evictor.own_time, OWN_WORK, torch._C._DisableTorchDispatch(), evictor.lock, self._tier.at_home():
             values = list(values)
-            self._evictor.look(2 * sum(value.size_bytes for value in values if value.storage is None))
+            evictor.look(2 * sum(value.size_bytes for value in values if value.storage is None))
             for value in values:
                 was_busy, value.is_busy = value.is_busy, True
                 try:

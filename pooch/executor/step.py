@@ -369,15 +369,6 @@ class Step(SavedTensors):
             self.reassigned.note(tensor, self._value_in(tensor))
             self.cursor.is_reassigned = bool(self.reassigned)
 
-    def quietly(self, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Wrap a hook so that what it does does not count as a read by the program."""
-
-        def quiet(argument: Any) -> Any:
-            with OWN_WORK:
-                return hook(argument)
-
-        return quiet
-
     def beside(self, facts: Any, args: Any, kwargs: Any) -> None:
         """Handle an op that is about to run on another stream of the program, as FSDP's collectives and prefetchers do.
 

@@ -20,6 +20,7 @@ from .candidates import Candidates, ranked
 from .eviction import OURS, EvictionPolicy, distance, ours
 from .growing import GrowingBudget
 from .lock import StepLock
+from .own_time import OwnTime
 from .persistent import PersistentValues
 from .recipes import NEVER_MS
 from .speed import CopySpeed
@@ -59,6 +60,7 @@ class Pressure:
         store: Moves values.
         stayed_bytes: The most that had to stay then because the tier did not take it.
         stall_ms: Time that making room has taken in the current step.
+        own_time: What all of Pooch's work within the step takes, waiting for copies included.
         persistent: The values that outlive steps and may leave too, or None.
         last_resort: Asked where nothing more can leave; returns how many bytes it has freed, or None if it has nothing.
     """
@@ -78,7 +80,7 @@ class Pressure:
         self.store = Store(memory, health, speed)
         self.lock = StepLock(self._handle_ended)
         self._missing_bytes = self.stayed_bytes = 0
-        self.stall_ms = 0.0
+        self.stall_ms, self.own_time = 0.0, OwnTime()
         self._values: dict[Value, None] = {}  # in the order in which they were saved
         self._saves = 0
         self._position = 0.0  # of the backward pass: it reads what was saved before this
@@ -191,7 +193,7 @@ class Pressure:
     def _stalling(self) -> Iterator[None]:
         """Hold the lock, and count the time that making room takes."""
         start = time.perf_counter()
-        with self.lock:
+        with self.own_time, self.lock:
             yield
         elapsed_ms = (time.perf_counter() - start) * 1000
         self.stall_ms += elapsed_ms

@@ -242,6 +242,7 @@ def test_loops_are_those_without_it(name: str) -> None:
         return
     assert summary.steps_online
     assert summary.swapped_bytes or summary.recomputed_ops
+    assert 0 < summary.lost_ms < summary.compared_ms <= summary.steps_ms
     if name not in ("a mode around everything", "a mode around forward", "LBFGS", "functional gradients"):
         assert summary.steps_recorded
     if name != "functional gradients":  # what a graph of gradients saves cannot leave

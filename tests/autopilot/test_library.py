@@ -21,7 +21,7 @@ from pooch.autopilot.costs import Costs, HostCosts
 from pooch.autopilot.jobs import Answer, Job, answered, completed, done
 from pooch.autopilot.known import MOST_RECORDS, TRIED_STEPS, Known
 from pooch.autopilot.library import MOST_RECORDED, PLANNED_SHARE, Library
-from pooch.autopilot.loop_times import Beside, LoopTimes
+from pooch.autopilot.loop_times import SETTLING_STEPS, Beside, LoopTimes
 from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.signature import StepKey
 from pooch.autopilot.waiting import JobQueue, Request
@@ -565,6 +565,7 @@ class _Moving(LoopTimes):
         return Beside(20.0, 40.0, 10.0) if self.is_known else Beside(20.0)
 
 
+LEAVES = "steps of 4 without a plan: what leaves and comes back takes 40.0 ms of"
 MOVES = "steps of 4: moving parameters, gradients and the optimizer's state takes 40.0 ms of"
 
 
@@ -601,4 +602,19 @@ def test_where_steps_are_never_recorded_the_least_that_moving_costs_is_told() ->
     for _ in range(4):
         _, known = library.choose(KEY, 0, 1000, has_tier=False)
         library.ended(KEY, known, "online", 110.0, 0)
-    assert told == [f"{MOVES} 160.0 ms, optimizer.step() included; predicted at least 33% slower than without Pooch"]
+    assert told == [f"{LEAVES} 160.0 ms, optimizer.step() included; predicted at least 33% slower than without Pooch"]
+
+
+def test_of_steps_that_stay_without_a_plan_what_pooch_takes_in_them_is_told_once() -> None:
+    told = list[str]()
+    library = Library(PlanOptions(), told.append, HostCosts(CopySpeed("not measured")))
+    for _ in range(SETTLING_STEPS):
+        _, known = library.choose(KEY, 0, 1000, has_tier=False)
+        library.ended(KEY, known, "online", 100.0, 0, 20.0)
+    assert not told
+    for _ in range(5):
+        library.choose(KEY, 0, 1000, has_tier=False)
+        library.ended(KEY, known, "online", 100.0, 0, 20.0)
+    rest = "100.0 ms, optimizer.step() included; predicted at least 25% slower than without Pooch"
+    assert told == [f"steps of 4 without a plan: what leaves and comes back takes 20.0 ms of {rest}"]
+    assert known.slowdown == 1.25

@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from pooch.errors import ProfileError
 from pooch.executor import Run, apply_plan, mode
-from pooch.executor.own_work import OWN_WORK
+from pooch.executor.own_work import OWN_WORK, quietly
 from pooch.executor.plan_guide import PlanGuide
 from pooch.executor.step import Step
+from pooch.machine.own_time import OwnTime
 from tests.executor.support import all_of, is_same, quick_profile, tight_plan
 from tests.executor.test_two_threads import HEAD_START_S, PATIENCE_S, in_threads, planned
 
@@ -177,9 +178,8 @@ def test_profiling_ops_of_two_threads_at_once_is_refused_in_one_line() -> None:
 def test_what_one_thread_does_by_itself_hides_no_look_of_another() -> None:
     """A hook that starts later and ends earlier than another one's leaves nothing behind."""
     model, rows, plan = planned("swap")
-    with apply_plan(plan, model) as run:
+    with apply_plan(plan, model):
         losses = model(rows)
-        step = step_of(run)
         inside, end = threading.Event(), threading.Event()
 
         def outer(_: object) -> None:
@@ -190,10 +190,10 @@ def test_what_one_thread_does_by_itself_hides_no_look_of_another() -> None:
             end.set()
             outer_thread.join(PATIENCE_S)  # the outer hook ends while this one is at work
 
-        outer_thread = threading.Thread(target=step.quietly(outer), args=(None,), daemon=True)
+        outer_thread = threading.Thread(target=quietly(outer, OwnTime()), args=(None,), daemon=True)
         outer_thread.start()
         assert inside.wait(PATIENCE_S)
         assert not OWN_WORK.depth
-        step.quietly(inner)(None)
+        quietly(inner, OwnTime())(None)
         assert not OWN_WORK.depth
         del losses

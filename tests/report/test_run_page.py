@@ -55,6 +55,7 @@ def test_the_page_of_a_run_holds_every_plan(tmp_path: Path) -> None:
 
 
 SUMMARY = AutoSummary(steps_on_plan=9, steps_online=1, peak_bytes=98 * 2**20, budget_bytes=99 * 2**20)
+ALL_TIMES = ("ms_on_plan", "plain_ms_on_plan", "predicted_ms_on_plan", "steps_ms", "compared_ms", "lost_ms")
 TIMES = {"ms_on_plan": 102.0, "plain_ms_on_plan": 100.0, "predicted_ms_on_plan": 104.0}
 
 
@@ -127,6 +128,23 @@ def test_what_optimizers_take_belongs_to_the_step_before() -> None:
     other = step.with_step(between(Beside(21.0, 26.0), is_compared=False))
     assert (other.ms_on_plan, other.lost_ms, other.steps_ms) == (105, 30, 152)
     assert told.slowdown == 160 / 120
+
+
+def test_steps_without_a_plan_are_compared_with_what_they_take_without_what_pooch_did() -> None:
+    times = StepTimes(150.0, 100.0, 50.0, Told(plain_ms=50.0, step_ms=70.0, moving_ms=20.0, decision="online"))
+    step = counted("online", False, RunStats(), 1, times, 2)
+    assert (step.ms_on_plan, step.plain_ms_on_plan, step.predicted_ms_on_plan) == (150, 100, 140), (
+        "twice as slow by now"
+    )
+    assert (step.lost_ms, step.compared_ms, step.predicted_moving_ms) == (50, 150, 40)
+    only = replace(SUMMARY, steps_on_plan=0, **{name: getattr(step, name) for name in TIMES})
+    assert only.totals[0].endswith("steps at least 50% slower, predicted 40%")
+    first = counted("online", False, RunStats(), 1, StepTimes(200.0, 100.0, 100.0), 2)
+    both = step.with_step(first).with_step(first)
+    few = replace(SUMMARY, steps_on_plan=0, steps_online=3, **{name: getattr(both, name) for name in ALL_TIMES})
+    assert few.totals[0].endswith("; steps at least 83% slower")
+    few = replace(few, steps_on_plan=2, steps_online=1)
+    assert few.totals[0].endswith("; steps on a plan 50% slower, predicted 40%")
 
 
 def test_steps_on_a_plan_that_does_not_know_what_hooks_cost_are_compared_with_nothing() -> None:
