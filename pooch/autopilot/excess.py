@@ -15,6 +15,7 @@ from .remarks import (
     OTHER_THREAD,
     OTHER_TRAINS,
     PLAN_NEEDS_MORE,
+    nothing_left,
 )
 from .running import RunningStep
 
@@ -43,6 +44,8 @@ def why_over_budget(
         why = OTHER_TRAINS
     elif why == NOTHING_LEFT and evictor.live.asks and not evictor.missing_bytes and has_others():
         why = OTHER_THREAD  # else room was asked for
+    elif why == NOTHING_LEFT:
+        return nothing_left(evictor.largest_need, excess_bytes), why
     return why, why
 
 

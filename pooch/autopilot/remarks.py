@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from ..executor.evictor import Need
 from ..ground.bounded import Topics
 from ..ground.units import format_bytes
 
@@ -25,9 +26,10 @@ COMPILED = (
 MORE_THAN_RECORDED = (
     "it was expected to fit, but did more than when it was recorded; the next such step is recorded again"
 )
+_SINGLE_OPS = "what single ops need"
 NOTHING_LEFT = (
     "everything that can leave had left, and the rest is parameters, gradients, the optimizer's state, inputs, what "
-    "the program holds and what single ops need; raise the budget or lower the batch size"
+    f"the program holds and {_SINGLE_OPS}; raise the budget or lower the batch size"
 )
 MOVES_WITHIN = "parameters, gradients or the optimizer's state leave the device or come back in it"
 OTHER_THREAD = (
@@ -161,6 +163,19 @@ class Remarks:
     def larger_budget(self, budget_bytes: int) -> None:
         """Tell the budget where another optimizer has created its state since it was told."""
         self._tell(f"the budget is {format_bytes(budget_bytes)} from now on: another optimizer has created its state")
+
+
+def nothing_left(need: Need | None, excess_bytes: int) -> str:
+    """Return that nothing more could leave, with the op that alone explains it, if one does.
+
+    Args:
+        need: The largest allocation for which the budget was passed, if it is known.
+        excess_bytes: By how much it was passed.
+    """
+    if need is None or need.size_bytes < excess_bytes:
+        return NOTHING_LEFT
+    largest = f"{_SINGLE_OPS} ({format_bytes(need.size_bytes)} at once{need.place})"
+    return NOTHING_LEFT.replace(_SINGLE_OPS, largest)
 
 
 def uncalled(passes: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,9 +17,22 @@ from ..torchtools.stand_ins import LastingUser
 from ..torchtools.tensors import find_tensors, has_plain_storage, storage_of
 from .engines.protocol import CopyEngine
 from .memory import DeviceMemory
-from .silence import Silence
+from .silence import Silence, running_module
 from .statistics import RunStats, WarnOnce
 from .verification import Verification
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """An allocation.
+
+    Attributes:
+        size_bytes: Its size.
+        place: What made it: a node of autograd, or a module; "" if neither is known.
+    """
+
+    size_bytes: int
+    place: str
 
 
 class Evictor(Pressure):
@@ -36,6 +50,8 @@ class Evictor(Pressure):
         silence: Counts and tells what is not governed.
         is_held: Whether the budget is held now.
         stand_ins: Uses those that steps need, from the first step that is watched to the end of the budget.
+        largest_need: What asked for most in this step where the budget had to be passed for it. None: it was held, or
+            nothing tells what asks.
     """
 
     stats: RunStats
@@ -58,12 +74,14 @@ class Evictor(Pressure):
         self.silence = Silence(lambda text: self.warn_once(text, text))
         self._asking = threading.local()
         self.stand_ins = LastingUser()
+        self.largest_need: Need | None = None
         end_with(self, self.stand_ins.end)
 
     def begin_step(self, stats: RunStats) -> None:
         """Begin to count for a new step, from the calling thread."""
         self.lock.give_back()
         run_lost()
+        self.largest_need = None
         self.begin(stats)
         self.hold()
 
@@ -123,7 +141,12 @@ class Evictor(Pressure):
     def make_room(self, missing_bytes: int) -> None:
         """Evict until so many bytes are free, or until nothing more can leave."""
         with torch._C._DisableTorchDispatch():  # what moves values is no op of the step
+            before_bytes = self._missing_bytes
             super().make_room(missing_bytes)
+            if self._missing_bytes > before_bytes and self.live.asks:
+                needed_bytes = self._missing_bytes + self.budget_bytes - self.live.now()
+                if self.largest_need is None or needed_bytes > self.largest_need.size_bytes:
+                    self.largest_need = Need(needed_bytes, _what_runs())
 
     def look_before(self, arguments: Any) -> None:
         """Make room before an op, which is thought to need as much as its arguments take.
@@ -140,3 +163,12 @@ class Evictor(Pressure):
         self.stand_ins.end()
         self.live.close()
         self.engine.close()
+
+
+def _what_runs() -> str:
+    """Return what the program runs just now in the calling thread, for people."""
+    node = torch._C._current_autograd_node()
+    if node is not None:
+        return f" in {node.name()}"
+    module = running_module()
+    return f" in module {module!r}" if module else ""

@@ -56,6 +56,51 @@ def test_the_largest_tensors_that_the_program_holds_are_named_once() -> None:
     assert sum(each.untyped_storage().nbytes() for each in held) <= held_bytes + 0.01 * 2**20
 
 
+class Outer(nn.Module):
+    """Needs 2 MiB at once for the outer product in one of its modules, in the forward or in the backward pass."""
+
+    def __init__(self, is_in_backward: bool) -> None:
+        super().__init__()
+        self.before, self.large = nn.Linear(WIDTH, WIDTH), InBackward() if is_in_backward else InForward()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.large(self.before(x)).sum()  # type: ignore[no-any-return]
+
+
+class InForward(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            outer = torch.outer(x[:2].flatten(), x[:4].flatten())
+        return x * outer[0, 0]
+
+
+class InBackward(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Large.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Large(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient * torch.outer(gradient[:2].flatten(), gradient[:4].flatten())[0, 0]
+
+
+@pytest.mark.parametrize(("is_in_backward", "place"), [(False, "module 'large'"), (True, "_LargeBackward")])
+def test_the_op_that_alone_passes_the_budget_is_named(is_in_backward: bool, place: str) -> None:
+    torch.manual_seed(0)
+    model, under = Outer(is_in_backward), Under(3 * 2**19)
+    with under(model):
+        for _ in range(2):
+            model(torch.rand(ROWS, WIDTH)).backward()
+    assert under.summary.steps_over_budget == 2
+    (line,) = [line for line in under.told if " over the budget of " in line]
+    assert f"what single ops need (2.00 MiB at once in {place}); raise the budget or lower the batch size" in line
+
+
 def test_nothing_is_told_where_the_budget_is_held() -> None:
     assert lines_of("90%", []) == []
 
