@@ -167,7 +167,7 @@ class Evictor(Pressure):
 
 def _what_runs() -> str:
     """Return what the program runs just now in the calling thread, for people."""
-    node = torch._C._current_autograd_node()
+    node: torch.autograd.graph.Node | None = torch._C._current_autograd_node()
     if node is not None:
         return f" in {node.name()}"
     module = running_module()

@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..ground.bounded import Topics
+from ..ground.frames import local_of
 from ..torchtools import function_modes
 from ..torchtools.tensors import may_move
 from .records import pack_whole
@@ -52,7 +53,7 @@ class Silence:
         while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(__package__):
             frame = frame.f_back
         if frame.f_code is _APPLY and self._told.is_new(what):
-            name = frame.f_locals["cls"].__name__
+            name = getattr(local_of(frame, "cls"), "__name__", "a function")
             self._tell(
                 f"{name} saves a {what}, and its backward pass gets it back as a plain tensor: if it looks at the "
                 "type, save a plain tensor and what else it needs"
@@ -134,7 +135,7 @@ def running_module() -> str:
     """
     modules = []
     for frame, _ in walk_stack(sys._getframe()):
-        found = frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
+        found = local_of(frame, next(iter(frame.f_code.co_varnames), ""))
         if isinstance(found, torch.nn.Module):
             modules.append(found)
     if not modules:

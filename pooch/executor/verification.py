@@ -23,6 +23,7 @@ import torch
 
 from ..ground.bounded import RecentlyUsed
 from ..ground.errors import ReplayDiffers, UsageError
+from ..ground.frames import local_of
 from ..ground.units import plural
 from ..ground.visible import one_line
 from ..machine import Level, Witness
@@ -374,7 +375,7 @@ def calling_module() -> Callable[[], torch.nn.Module | None]:
     for frame, _ in walk_stack(sys._getframe(1)):
         code = frame.f_code
         if code.co_argcount and code.co_varnames[0] == "self" and code.co_name != "__torch_dispatch__":
-            found = frame.f_locals.get("self")
+            found = local_of(frame, "self")
             if isinstance(found, torch.nn.Module):
                 return weakref.ref(found)
     return lambda: None
