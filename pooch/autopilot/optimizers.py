@@ -27,7 +27,8 @@ class OptimizerWatch:
         self._hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._before_bytes.setdefault(optimizer, _state_bytes(optimizer))
+        if optimizer not in self._before_bytes:
+            self._before_bytes[optimizer] = _state_bytes(optimizer)
 
     def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         before_bytes = self._before_bytes.get(optimizer)

@@ -44,9 +44,9 @@ class Taken:
         distinct = {id(parameter): parameter for parameter in parameters}.values()
         trained = [parameter for parameter in distinct if parameter.requires_grad]
         return cls(
-            sum(parameter.nbytes for parameter in distinct),
-            sum(parameter.nbytes for parameter in trained),
-            sum(parameter.nbytes for parameter in trained if gradient_of(parameter) is None),
+            sum([parameter.nbytes for parameter in distinct]),
+            sum([parameter.nbytes for parameter in trained]),
+            sum([parameter.nbytes for parameter in trained if gradient_of(parameter) is None]),
         )
 
 

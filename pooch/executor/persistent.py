@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -28,7 +29,7 @@ from ..torchtools.tensors import find_tensors, has_plain_storage, memory_address
 from ..torchtools.watch import LIBRARY
 from .evictor import Evictor
 from .own_work import OWN_WORK
-from .program_reads import ProgramReads, value_of
+from .program_reads import ProgramReads
 from .rooms import Rooms
 from .slices import Slice, stepping_bytes
 from .tier import StepTier
@@ -92,7 +93,8 @@ class PersistentMemory:
         self._far_since = -_USES_AHEAD
         self._slices: dict[int, Slice] = {}  # of optimizers' steps that are running, by their threads
         self.staying_bytes: Counter[str] = Counter()
-        self.values = evictor.persistent = PersistentValues(library.count_uses)
+        count_here_bytes = partial(library.here_bytes, evictor.device)
+        self.values = evictor.persistent = PersistentValues(library.count_uses, count_here_bytes)
         _MEMORIES.add(self)
         self.reads = ProgramReads(self.values, self._homes, evictor.lock, self.bring_back)
         self.reads.begin()
@@ -209,9 +211,12 @@ class PersistentMemory:
     @past_subclasses
     def adopt_state(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
         """Have the state that an optimizer has for some parameters leave where room is needed."""
+        device, have_homes = self.device, self.library.have_homes
         with self._evictor.lock:
             for parameter in parameters:
                 state = optimizer.state.get(parameter, {})
+                if have_homes(state, device, self._least_bytes):
+                    continue
                 for name, held in state.items() if isinstance(state, dict) else ():  # some keep lists there
                     for number, tensor in enumerate(find_tensors(held)):
                         self._adopt(tensor, "state", (id(parameter), id(optimizer), name, number))
@@ -223,7 +228,7 @@ class PersistentMemory:
             gradient = parameter.grad
             if gradient is not None:
                 self._adopt(gradient, "gradient", (id(parameter), "gradient"))
-                self._write_ahead([gradient])
+                self._write_ahead(self._values_in([gradient]))
                 with torch._C._DisableTorchDispatch():
                     self._evictor.look(2 * tensor_bytes(gradient))
 
@@ -335,7 +340,7 @@ class PersistentMemory:
     def _look_at_what_came(self) -> None:
         """Leave more free from here on if something that came back ahead of its use has left again before that."""
         for value, last_use in list(self._ahead.items()):
-            is_used, is_away = value.last_use != last_use, value.state == "away"
+            is_used, is_away = value.last_use != last_use, value.is_away
             if is_used or is_away or value.is_gone:
                 del self._ahead[value]
             if is_away and not (is_used or value.is_gone):
@@ -375,15 +380,22 @@ class PersistentMemory:
         """Prepare for a step of some parameters: all that it changes is there, and can be as before if it fails."""
         with self._evictor.lock:
             self.adopt_state(optimizer, parameters)  # what something else than a step has made
-            found = (value_of(self.values, each) for each in self._changed(optimizer, parameters))
-            changed = list(dict.fromkeys(value for value in found if value is not None))  # states may share a tensor
+            found = self._changed(optimizer, parameters)
+            changed = list(dict.fromkeys(found))  # states may share a tensor
             if changed and all(value.state == "here" for value in changed):
                 self._evictor.look(stepping_bytes(optimizer, parameters))
                 return  # nothing of it moves: it is as in plain training
             others_bytes = self._evictor.live.now() - self.values.here_bytes()
             room_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes - max(0, others_bytes)
             current = self._slices[threading.get_ident()] = Slice(
-                self._evictor, optimizer, parameters, changed, self._rooms, room_bytes, self._least_bytes
+                self._evictor,
+                optimizer,
+                parameters,
+                changed,
+                self._rooms,
+                room_bytes,
+                self._least_bytes,
+                self.library.keys_of,
             )
             current.begin(self.bring_back)
 
@@ -419,16 +431,22 @@ class PersistentMemory:
         if not is_undone and isinstance(sys.exception(), TierError):
             self._evictor.warn_once(_HALF_MADE, _HALF_MADE)
 
-    def _changed(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-        for parameter in parameters:
-            yield parameter
-            yield from find_tensors(optimizer.state.get(parameter, {}))
+    def _changed(
+        self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]
+    ) -> Iterator[PersistentValue]:
+        """Yield what a step of an optimizer changes of some parameters and their state, as far as it may leave."""
+        state = optimizer.state
+        return self._values_in([(parameter, state.get(parameter)) for parameter in parameters])
 
-    def _write_ahead(self, tensors: Iterable[torch.Tensor]) -> None:
+    def _values_in(self, tensors: Any) -> Iterator[PersistentValue]:
+        """Yield the values of tensors in lists, tuples and dictionaries."""
+        found = map(self.values.of, self.library.keys_of_homes(tensors))
+        return (value for value in found if value is not None)
+
+    def _write_ahead(self, values: Iterable[PersistentValue]) -> None:
         """Start to copy out what has just been written and will leave, so that nobody waits for that when it does."""
-        for tensor in tensors:
-            value = value_of(self.values, tensor)
-            if value is not None and value.leaves and value.place is not None:
+        for value in values:
+            if value.leaves and value.place is not None:
                 self._evictor.store.finish_out(value, self._evictor.stats)
                 self._is_written_ahead(value)
 

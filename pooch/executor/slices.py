@@ -9,7 +9,7 @@ import torch
 
 from ..machine.persistent import PersistentPlace, PersistentValue
 from ..machine.values import Place
-from ..torchtools.tensors import find_tensors, has_plain_storage, storage_key, tensor_bytes
+from ..torchtools.tensors import find_tensors, tensor_bytes
 from .evictor import Evictor
 from .rooms import Rooms
 
@@ -43,9 +43,10 @@ def known_moments(optimizer: torch.optim.Optimizer) -> int | None:
 def stepping_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> int:
     """How much stepping some parameters takes beside what is there: temporary tensors, and the state to come."""
     parameters = list(parameters)
-    new = sum(each.nbytes for each in parameters if not optimizer.state.get(each))
-    moments = known_moments(optimizer)
-    return TEMPORARIES * sum(each.nbytes for each in parameters) + (MOMENTS if moments is None else moments) * new
+    state = optimizer.state
+    new = sum([each.nbytes for each in parameters if not state.get(each)])
+    moments = known_moments(optimizer) if new else 0
+    return TEMPORARIES * sum([each.nbytes for each in parameters]) + (MOMENTS if moments is None else moments) * new
 
 
 class Slice:
@@ -63,6 +64,7 @@ class Slice:
         rooms: The room of values in the tier.
         room_bytes: What the slice and such copies may take.
         least_bytes: What is smaller is copied here in any case.
+        keys_of: Gives the key of each tensor's storage, or None where it has no plain memory.
     """
 
     def __init__(
@@ -74,12 +76,14 @@ class Slice:
         rooms: Rooms,
         room_bytes: int,
         least_bytes: int,
+        keys_of: Callable[[list[torch.Tensor]], list[int | None]],
     ) -> None:
         self._evictor, self._optimizer, self._parameters = evictor, optimizer, parameters
         self._rooms, self._all = rooms, values
         self._values: list[PersistentValue] = []
         self._can_undo: list[tuple[PersistentValue, PersistentPlace]] = []
-        room_bytes -= sum(each.size_bytes for each in values) + stepping_bytes(optimizer, parameters)
+        self._stepping_bytes = stepping_bytes(optimizer, parameters)
+        room_bytes -= sum([each.size_bytes for each in values]) + self._stepping_bytes
         self._fits = room_bytes >= 0
         for value in values:
             if value.state == "here" and value.size_bytes <= room_bytes:
@@ -88,27 +92,31 @@ class Slice:
                 self._values.append(value)
         self._copies: dict[torch.Tensor, torch.Tensor] = {}
         self._states: dict[torch.Tensor, Any] = {}
-        self._is_undoable = self._copy(room_bytes, least_bytes)
+        self._is_undoable = self._copy(room_bytes, least_bytes, keys_of)
         if not self._is_undoable:
             self._values = []
             self._copies.clear()
 
-    def _copy(self, room_bytes: int, least_bytes: int) -> bool:
+    def _copy(
+        self, room_bytes: int, least_bytes: int, keys_of: Callable[[list[torch.Tensor]], list[int | None]]
+    ) -> bool:
         """Copy here what is not copied to the tier, and return whether there is room for that."""
         in_tier = {value.key for value in self._values}
         have_room = {value.key for value in self._all} - in_tier
+        tensors: list[torch.Tensor] = []
         for parameter in self._parameters:
             state = self._optimizer.state.get(parameter)
             self._states[parameter] = _nesting_of(state)
-            for tensor in (parameter, *find_tensors(state)):
-                key = storage_key(tensor) if has_plain_storage(tensor) else None
-                if key in in_tier:
-                    continue
-                if key not in have_room:
-                    room_bytes -= tensor_bytes(tensor)
-                    if room_bytes < 0 and tensor_bytes(tensor) >= least_bytes:
-                        return False
-                self._copies[tensor] = tensor.detach().clone()
+            tensors += (parameter, *find_tensors(state))
+        for tensor, key in zip(tensors, keys_of(tensors), strict=True):
+            if key in in_tier:
+                continue
+            if key not in have_room:
+                size_bytes = tensor_bytes(tensor)
+                room_bytes -= size_bytes
+                if room_bytes < 0 and size_bytes >= least_bytes:
+                    return False
+            self._copies[tensor] = tensor.detach().clone()
         return True
 
     def begin(self, bring_back: Callable[[Iterable[PersistentValue]], None]) -> None:
@@ -129,14 +137,14 @@ class Slice:
                 value.place.keep(self._rooms.take_spare)
                 self._can_undo.append((value, value.place))
         if self._fits:
-            self._evictor.look(stepping_bytes(self._optimizer, self._parameters))
+            self._evictor.look(self._stepping_bytes)
 
     def _bring_in(self, bring_back: Callable[[Iterable[PersistentValue]], None]) -> None:
-        away = [value for value in self._all if value.state == "away"]
+        away = [value for value in self._all if value.is_away]
         for value in self._all:
             value.is_busy = True
-        away_bytes = sum(value.size_bytes for value in away)
-        self._evictor.look(away_bytes + stepping_bytes(self._optimizer, self._parameters))
+        away_bytes = sum([value.size_bytes for value in away])
+        self._evictor.look(away_bytes + self._stepping_bytes)
         for value in away:
             self._evictor.store.start_in(value, self._evictor.stats)
         bring_back(self._all)
@@ -191,5 +199,5 @@ class Slice:
 def _nesting_of(state: Any) -> Any:
     """Return the same lists and dictionaries once more, with what is in them."""
     if isinstance(state, dict):
-        return {name: _nesting_of(held) for name, held in state.items()}
+        return {name: _nesting_of(held) if isinstance(held, (dict, list)) else held for name, held in state.items()}
     return [_nesting_of(held) for held in state] if isinstance(state, list) else state

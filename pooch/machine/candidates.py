@@ -15,7 +15,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
-from .eviction import EvictionPolicy, distance, nearness
+from .eviction import EvictionPolicy, distance, priced_score
 from .recipes import NEVER_MS
 from .values import Value
 
@@ -79,7 +79,7 @@ class Candidates:
             entry = self._head(bucket)
             if entry is None:
                 continue
-            if _score(entry, position) > score:  # another one has become the first
+            if priced_score(entry[2], position, entry[0]) > score:  # another one has become the first
                 self._push_head(heads, bucket, position)
                 continue
             value = entry[-1]
@@ -100,7 +100,7 @@ class Candidates:
     def _push_head(self, heads: list[tuple[float, int]], bucket: int, position: float) -> None:
         entry = self._head(bucket)
         if entry is not None:
-            heapq.heappush(heads, (_score(entry, position), bucket))
+            heapq.heappush(heads, (priced_score(entry[2], position, entry[0]), bucket))
 
     def _head(self, bucket: int) -> _Entry | None:
         """Return the first of a bucket that is still valid, or None, and then there is no bucket any more."""
@@ -150,16 +150,13 @@ class Candidates:
         self._entries.pop(value, None)
         if value.storage is None:
             return
-        price = self._price(value)
+        price = self._cost_ms(value) / (value.size_bytes or 1)
         self._serial += 1
         entry = self._entries[value] = (value.saved_at, self._serial, price, value)
         heapq.heappush(self._buckets.setdefault(_bucket(price), []), entry)
 
-    def _price(self, value: Value) -> float:
-        return self._cost_ms(value) / max(1, value.size_bytes)
-
     def _bucket_of(self, value: Value) -> int:
-        return _bucket(self._price(value))
+        return _bucket(self._cost_ms(value) / (value.size_bytes or 1))
 
 
 def ranked(
@@ -203,10 +200,6 @@ def ranked(
         yield value
         if value.storage is None and policy.sample is not None:
             heap = scored()  # others may be looked at now
-
-
-def _score(entry: _Entry, position: float) -> float:
-    return entry[2] * nearness(position, entry[0])
 
 
 def _bucket(price: float) -> int:

@@ -38,9 +38,9 @@ def online_score(cost_ms: float, size_bytes: int, ahead: float) -> float:
     return cost_ms / (max(1, size_bytes) * math.sqrt(ahead + _SOFTENING))
 
 
-def nearness(current: float, saved: float) -> float:
-    """The part of `online_score` that moves with the position of the backward pass: the score per price."""
-    return 1.0 / math.sqrt(max(1.0, current - saved) + _SOFTENING)
+def priced_score(price: float, current: float, saved: float) -> float:
+    """`online_score` of what costs `price` per byte, at a position of the backward pass: see `distance`."""
+    return price / math.sqrt(max(1.0, current - saved) + _SOFTENING)
 
 
 def ours(value: Value, cost_ms: float, ahead: float) -> float:

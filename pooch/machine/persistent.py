@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 from typing import Literal, Protocol
 
 from .eviction import online_score
@@ -156,7 +157,8 @@ class PersistentValue(Value):
     @property
     def is_pinned(self) -> bool:
         """Whether its bytes stay where they are, since somebody has their address."""
-        self._end_loan()
+        if self._is_lent:
+            self._end_loan()
         return self._is_pinned or self._is_lent
 
     @is_pinned.setter
@@ -175,13 +177,14 @@ class PersistentValue(Value):
         self._is_lent, self._loans = True, self._loans + 1
 
     def _end_loan(self) -> None:
-        if self._is_lent and not self.users and self._home.tensors <= 1:
+        if not self.users and self._home.tensors <= 1:
             self._is_lent, self._loans = False, self._loans + 1
 
     @property
     def _writes(self) -> int:
         """Grows with each write, and with each loan that begins or has ended."""
-        self._end_loan()
+        if self._is_lent:
+            self._end_loan()
         return self._home.writes + self._loans
 
     @property
@@ -198,6 +201,11 @@ class PersistentValue(Value):
     def is_here(self) -> bool:
         """Whether its bytes are on the device, and have arrived."""
         return self._home.is_here and not self._home.is_gone
+
+    @property
+    def is_away(self) -> bool:
+        """Whether its bytes are in the tier alone."""
+        return self._is_in_tier and self._arriving is None and not self._home.is_here and not self._home.is_gone
 
     @property
     def is_gone(self) -> bool:
@@ -217,7 +225,10 @@ class PersistentValue(Value):
     @property
     def can_leave(self) -> bool:
         """Whether it is there, and nothing works on it."""
-        return self.storage is not None and not (self.is_busy or self.users or self.is_pinned or self._home.is_used)
+        home = self._home
+        if self._arriving is None and (not home.is_here or home.is_gone):
+            return False
+        return not (self.is_busy or self.users or home.is_used or self.is_pinned)
 
     def is_held_elsewhere(self, memory: Memory) -> bool:
         """Whether an op that is running works on it. That the program holds it does not matter."""
@@ -381,15 +392,15 @@ class Uses:
         index = bisect_left(places, place)
         return places[index] - place if index < len(places) else self.length - place + places[0]
 
-    def following(self, now: int, count: int) -> Iterator[tuple[int, bool]]:
-        """Yield the numbers of those that are used next, and whether that is in the next step.
+    def following(self, now: int, count: int) -> list[tuple[int, bool]]:
+        """Return the numbers of those that are used next, and of each whether that is in the next step.
 
         Args:
             now: How many uses there were in this step.
             count: How many uses are looked at.
         """
-        for place in range(now, now + min(count, self.length)):
-            yield self.order[place % self.length], place >= self.length
+        order, length = self.order, self.length
+        return [(order[place % length], place >= length) for place in range(now, now + min(count, length))]
 
 
 class PersistentValues:
@@ -397,16 +408,17 @@ class PersistentValues:
 
     Args:
         count_uses: Returns how many uses of homes there were since the step began.
+        count_here_bytes: Returns the bytes of all of them that are on the device. None: they are added up here.
 
     Attributes:
         moved: What was copied.
         are_last: Whether they leave after all values that autograd has saved, whatever that costs.
     """
 
-    def __init__(self, count_uses: Callable[[], int]) -> None:
+    def __init__(self, count_uses: Callable[[], int], count_here_bytes: Callable[[], int] | None = None) -> None:
         self._values: dict[int, PersistentValue] = {}  # by the keys of their homes
         self._numbered: dict[int, PersistentValue] = {}
-        self._count_uses, self._uses = count_uses, Uses()
+        self._count_uses, self._count_here_bytes, self._uses = count_uses, count_here_bytes, Uses()
         self._scored: list[tuple[float, PersistentValue]] = []  # those that could leave at `_scored_at`, in order
         self._scored_at = 0
         self.moved = Moved()
@@ -462,6 +474,8 @@ class PersistentValues:
 
     def here_bytes(self) -> int:
         """The bytes of those that are on the device."""
+        if self._count_here_bytes is not None:
+            return self._count_here_bytes()
         return sum(value.size_bytes for value in self if value.is_here)  # other threads may add some meanwhile
 
     def away_bytes(self) -> int:
@@ -479,9 +493,7 @@ class PersistentValues:
         """
         for number, is_in_next_step in self._uses.following(self._count_uses(), count):
             value = self._numbered.get(number)
-            if value is None or (is_in_next_step and value.kind == "state"):
-                continue
-            if value.state == "away" and not value.is_gone:
+            if value is not None and value.is_away and not (is_in_next_step and value.kind == "state"):
                 yield value
 
     def farthest(self) -> list[PersistentValue]:
@@ -528,7 +540,8 @@ class PersistentValues:
         yield from (each for each in self._scored if each[1] not in yielded)
 
     def _in_order_now(self, cost_ms: Cost) -> list[tuple[float, PersistentValue]]:
-        now = self._count_uses() if self._uses.are_known else max((each.last_use for each in self), default=0)
+        uses = self._uses
+        now = self._count_uses() if uses.are_known else max((each.last_use for each in self), default=0)
         costs_ms: dict[tuple[int, bool], float] = {}  # of what has the same size, and is or is not to be copied first
         scored = []
         for value in self._values.values():
@@ -538,8 +551,9 @@ class PersistentValues:
             kind = size_bytes, value.is_copied or value.ticket is not None
             if kind not in costs_ms:
                 costs_ms[kind] = cost_ms(value)
-            scored.append((online_score(costs_ms[kind], size_bytes, self._distance(value, now)), value))
-        return sorted(scored, key=lambda each: each[0])
+            ahead = uses.distance(value.number, now) if uses.length else now - value.last_use
+            scored.append((online_score(costs_ms[kind], size_bytes, ahead), value))
+        return sorted(scored, key=itemgetter(0))
 
     def _distance(self, value: PersistentValue, now: int) -> float:
         """How far ahead its next use is. In the first step, what was used first is used last from now on."""

@@ -141,7 +141,10 @@ class Recipes:
 
     def moved(self, number: int) -> list[Value]:
         """Forget the costs of replays that need a value, as it has come or gone, and return what they make."""
-        changed = [each for each in self._looked_at_by.pop(number, ()) if self._costs_ms.pop(each, None) is not None]
+        looked_at_by = self._looked_at_by.pop(number, None)
+        if not looked_at_by:
+            return []
+        changed = [each for each in looked_at_by if self._costs_ms.pop(each, None) is not None]
         return [self._saved[each] for each in changed if each in self._saved]
 
     def replay_ms(self, number: int) -> float:

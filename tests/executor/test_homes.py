@@ -517,6 +517,44 @@ def test_uses_are_noted_in_their_order(library: Any, apart: Apart) -> None:
     assert library.count_uses() == 0
 
 
+def test_homes_are_found_among_what_programs_nest(library: Any, apart: Apart) -> None:
+    one, other, none = fresh(), fresh(), fresh()
+    homes = [apart.add(one), apart.add(other)]
+    nesting = {"first": other, "more": (one[1:], [none, one.to_sparse()], {"again": other}, 3, "text", None)}
+    assert library.keys_of_homes(nesting) == [homes[1].key, homes[0].key, homes[1].key]
+    assert library.keys_of_homes([]) == []
+    sparse, device = one.to_sparse(), torch.device("cpu")
+    assert library.keys_of([one, none, sparse, 3]) == [homes[0].key, none.untyped_storage()._cdata, None, None]
+    with pytest.raises(TypeError, match="in a list"):
+        library.keys_of((one,))
+    assert library.have_homes({"first": one, "others": [other[1:], sparse, 3]}, device, 0)
+    assert not library.have_homes([one, [none]], device, BYTES)
+    assert library.have_homes([one, [none]], device, BYTES + 1), "what is smaller stays"
+    assert library.have_homes([one, [none]], torch.device("cuda"), 0)
+    watch.unmark(one)
+    assert not library.have_homes([one], device, 0), "ops on it come to nobody"
+    for asked in (library.here_bytes, lambda device: library.have_homes([], device, 0)):
+        with pytest.raises(TypeError, match="a device is asked about"):
+            asked("cpu")
+
+
+def test_the_bytes_that_are_there_are_those_of_a_device_that_are_neither_away_nor_gone(
+    library: Any, apart: Apart
+) -> None:
+    device, before_bytes = torch.device("cpu"), library.here_bytes(torch.device("cpu"))
+    one, other = fresh(), fresh()
+    for tensor in (one, other):
+        apart.add(tensor)
+    assert library.here_bytes(device) == before_bytes + 2 * BYTES
+    assert library.here_bytes(torch.device("cuda")) == 0
+    apart.leave()
+    assert library.here_bytes(device) == before_bytes
+    _ = one + 1
+    assert library.here_bytes(device) == before_bytes + BYTES
+    del one
+    assert library.here_bytes(device) == before_bytes
+
+
 def test_an_op_that_finds_its_bytes_nowhere_fails_and_loses_nothing(apart: Apart) -> None:
     one, other = fresh(), fresh()
     homes = [apart.add(one), apart.add(other)]

@@ -12,7 +12,7 @@ from benchmarks.decisions import LongStep
 from pooch.machine import Value
 from pooch.machine.away import Away
 from pooch.machine.candidates import _BUCKETS_PER_OCTAVE, Candidates
-from pooch.machine.eviction import nearness
+from pooch.machine.eviction import priced_score
 from pooch.simulator.modelled import ModelledMemory, ModelledStorage
 
 TOLERANCE = 2 ** (1 / _BUCKETS_PER_OCTAVE)
@@ -40,7 +40,7 @@ class Saved:
         return self.costs_ms[value]
 
     def score(self, value: Value, position: float) -> float:
-        return self.costs_ms[value] / value.size_bytes * nearness(position, value.saved_at)
+        return priced_score(self.costs_ms[value] / value.size_bytes, position, value.saved_at)
 
 
 @pytest.mark.parametrize("seed", range(20))

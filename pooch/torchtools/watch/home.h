@@ -11,6 +11,7 @@
 #include <ATen/SparseTensorImpl.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/Device.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Storage.h>
 #include <torch/headeronly/version.h>
@@ -113,6 +114,20 @@ class Homes {
     const auto* storage = home.storage._unsafe_get_target();
     if (log_.empty() || log_.back() != storage) log_.push_back(storage);
     home.last_use = clock_ + log_.size();
+  }
+
+  // The bytes of those on a device that are there.
+  size_t here_bytes(const c10::Device& device) {
+    size_t bytes = 0;
+    std::vector<c10::intrusive_ptr<c10::StorageImpl>> ends;  // after the lock is released, if these are the last references
+    std::lock_guard guard(lock_);
+    for (const auto& [_, home] : homes_) {
+      auto storage = home->is_here ? home->storage.lock() : nullptr;
+      if (!storage) continue;
+      if (storage->device() == device) bytes += storage->nbytes();
+      ends.push_back(std::move(storage));
+    }
+    return bytes;
   }
 
   // How many uses there were since the log was taken.
@@ -451,6 +466,80 @@ inline PyObject* is_away(PyObject*, PyObject* key) {
   if (PyErr_Occurred()) return nullptr;
   const auto home = homes().at(storage);
   return PyBool_FromLong(home && !home->is_here);
+}
+
+// Calls `see` with each tensor with plain memory in nested lists, tuples and dictionaries, until it returns false.
+template <class See>
+bool each_plain_tensor(PyObject* nesting, const See& see) {
+  if (THPVariable_Check(nesting)) {
+    const at::Tensor& tensor = THPVariable_Unpack(nesting);
+    return !is_plain(tensor) || see(tensor);
+  }
+  if (PyDict_Check(nesting)) {
+    Py_ssize_t place = 0;
+    PyObject* item = nullptr;
+    while (PyDict_Next(nesting, &place, nullptr, &item))
+      if (!each_plain_tensor(item, see)) return false;
+    return true;
+  }
+  const bool is_list = PyList_Check(nesting);
+  if (!is_list && !PyTuple_Check(nesting)) return true;
+  for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(nesting); ++index)
+    if (!each_plain_tensor(PySequence_Fast_GET_ITEM(nesting, index), see)) return false;
+  return true;
+}
+
+// In Python: `keys_of_homes(nesting)`: the keys of the homes of tensors in lists, tuples and dictionaries, in their order.
+inline PyObject* keys_of_homes(PyObject*, PyObject* nesting) {
+  HANDLE_TH_ERRORS
+  Reference keys = checked(PyList_New(0));
+  each_plain_tensor(nesting, [&](const at::Tensor& tensor) {
+    auto* storage = storage_of(tensor).unsafeGetStorageImpl();
+    if (!homes().at(storage)) return true;
+    Reference key = checked(PyLong_FromVoidPtr(storage));
+    if (PyList_Append(keys.get(), key.get()) < 0) raise();
+    return true;
+  });
+  return keys.release();
+  END_HANDLE_TH_ERRORS
+}
+
+// In Python: `keys_of(tensors)`: the keys of the storages of the tensors in a list, None for one without plain memory.
+inline PyObject* keys_of(PyObject*, PyObject* tensors) {
+  HANDLE_TH_ERRORS
+  if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "the tensors are in a list");
+  Reference keys = checked(PyList_New(PyList_GET_SIZE(tensors)));
+  for (Py_ssize_t index = 0; index < PyList_GET_SIZE(tensors); ++index) {
+    PyObject* object = PyList_GET_ITEM(tensors, index);
+    const bool has_key = THPVariable_Check(object) && is_plain(THPVariable_Unpack(object));
+    Reference key = has_key ? checked(PyLong_FromVoidPtr(storage_of(THPVariable_Unpack(object)).unsafeGetStorageImpl()))
+                            : Reference::to(Py_None);
+    PyList_SET_ITEM(keys.get(), index, key.release());
+  }
+  return keys.release();
+  END_HANDLE_TH_ERRORS
+}
+
+// In Python: `have_homes(nesting, device, least_bytes)`: whether all tensors on a device in lists, tuples and dictionaries,
+// but for those with fewer bytes, are on storages with homes, and marked.
+inline PyObject* have_homes(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  PyObject *nesting, *device;
+  unsigned long long least_bytes;
+  if (!PyArg_ParseTuple(arguments, "OOK", &nesting, &device, &least_bytes)) return nullptr;
+  if (!THPDevice_Check(device)) return PyErr_Format(PyExc_TypeError, "a device is asked about");
+  return PyBool_FromLong(each_plain_tensor(nesting, [&](const at::Tensor& tensor) {
+    const c10::Storage& storage = storage_of(tensor);
+    if (storage.nbytes() < least_bytes || tensor.device() != reinterpret_cast<THPDevice*>(device)->device) return true;
+    return is_marked(tensor) && homes().at(storage.unsafeGetStorageImpl()) != nullptr;
+  }));
+  END_HANDLE_TH_ERRORS
+}
+
+// In Python: `here_bytes(device)`: the bytes of all homes on a device that are there.
+inline PyObject* here_bytes(PyObject*, PyObject* device) {
+  if (!THPDevice_Check(device)) return PyErr_Format(PyExc_TypeError, "a device is asked about");
+  return PyLong_FromSize_t(homes().here_bytes(reinterpret_cast<THPDevice*>(device)->device));
 }
 
 // In Python: `is_marked(tensor)`: whether ops on a tensor come to the kernel wherever they run.
