@@ -326,13 +326,18 @@ class StepDriver:
         self.budget.look()
         if alone:
             self._count_again((args, kwargs))
-        moving_ms = self._let_leave(models, (args, kwargs))
+        moving_ms = self._let_leave(key, models, (args, kwargs))
         stats = RunStats()
         start_bytes = self._live.now()
         settled = self._steps >= _MOST_UNSETTLED_STEPS or not any(map(will_arrange_buckets, models))
         has_tier = self.evictor.engine.health.begin_step(self.evictor.engine.probe)
         decision, known = self.library.choose(
-            key, start_bytes, self.budget.size_bytes, is_settled=settled, has_tier=has_tier
+            key,
+            start_bytes,
+            self.budget.size_bytes,
+            is_settled=settled,
+            has_tier=has_tier,
+            away_bytes=self._persistence.away_state_bytes,
         )
         outlasts = can_outlast_the_call()
         if decision == "record" and (not outlasts or (is_profiling() and needs_profiler(self.governed.device))):
@@ -375,11 +380,12 @@ class StepDriver:
         running.beginning_ms = running.elapsed_ms
         self.evictor.own_time.restart()
 
-    def _let_leave(self, models: list[torch.nn.Module], given: Any) -> float:
+    def _let_leave(self, key: StepKey, models: list[torch.nn.Module], given: Any) -> float:
         """Have what outlives steps leave where a step that begins has no room for it, and return how long that took."""
         self._times.step_begins()
         begin_s = time.perf_counter()
-        self._persistence.step_begins(models, self.budget.size_bytes, given)
+        budget_bytes = self.budget.size_bytes
+        self._persistence.step_begins(models, budget_bytes, given, self.library.most_start_bytes(key, budget_bytes))
         return (time.perf_counter() - begin_s) * 1000 if self._times.moves else 0.0
 
     def _count_again(self, given: Any) -> None:

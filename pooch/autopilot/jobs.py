@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from ..analysis.interpolation import KnownStep, interpolated_profile
 from ..api.options import PlanOptions
@@ -26,6 +27,8 @@ class Job:
         options: How to plan.
         known: A plan of the same job, to be improved, or None.
         held_bytes: What is held beneath a plan, so that one may be followed that needs more. None: it may not.
+        away_bytes: What of the optimizers' state is not among the persistent bytes, as it is away during the step. The
+            plan may leave room for it.
     """
 
     sizes: tuple[int, ...]
@@ -35,6 +38,7 @@ class Job:
     options: PlanOptions
     known: Plan | None = None
     held_bytes: int | None = None
+    away_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,8 @@ def done(job: Job, progress: PlanningProgress | None = None) -> Answer:
     if profile.peak_bytes <= target_bytes:
         return Answer(profile)
     known = () if job.known is None else (job.known,)
+    if job.away_bytes and (lean := _with_state_here(job, profile, target_bytes, progress)) is not None:
+        return Answer(profile, lean)
     try:
         plan = plan_here(profile, target_bytes, job.options, known=known, progress=progress)
         return _held(job, profile, plan, uncertain_bytes)
@@ -102,6 +108,39 @@ def done(job: Job, progress: PlanningProgress | None = None) -> Answer:
     except PoochError:
         return refused
     return refused if found.plan is None else replace(found, refusal=refused.refusal)
+
+
+def _with_state_here(job: Job, profile: Profile, target_bytes: int, progress: PlanningProgress | None) -> Plan | None:
+    """Return a plan that leaves room for state of the optimizers, if that costs less than moving that in each step.
+
+    What is moved costs a copy out and one back in, during the optimizer's step, which computes little meanwhile. A plan
+    that lets more activations leave copies them beside what is computed, or computes them again. So first all of the
+    state is thought to stay, and if there is no plan then, as much as there is one for, and half of that.
+
+    Args:
+        job: The job, of which some state is away.
+        profile: Its profile.
+        target_bytes: What the step may take, with what stays.
+        progress: Is told how far planning is.
+    """
+    link, away_bytes = profile.link, job.away_bytes
+    moving_ms_per_byte = 1 / link.out_bytes_per_ms + 1 / link.in_bytes_per_ms
+    found: list[tuple[float, Plan]] = []
+    ahead_bytes = [away_bytes]
+    while ahead_bytes:
+        here_bytes = ahead_bytes.pop()
+        try:
+            plan = plan_here(profile, target_bytes - here_bytes, job.options, known=(), progress=progress)
+        except InfeasibleBudget as error:
+            most_bytes = target_bytes - error.minimum_bytes
+            if here_bytes == away_bytes and most_bytes > 0:
+                ahead_bytes += [most_bytes // 2, most_bytes]
+            continue
+        found.append((plan.predicted_step_ms + moving_ms_per_byte * (away_bytes - here_bytes), plan))
+        least_ms = profile.step_ms + moving_ms_per_byte * away_bytes
+        if not ahead_bytes and here_bytes and min(found, key=itemgetter(0))[0] > least_ms:
+            ahead_bytes.append(0)  # only then a plan without any room for it may take less
+    return min(found, key=itemgetter(0))[1] if found else None
 
 
 def _held(job: Job, profile: Profile, plan: Plan, uncertain_bytes: int) -> Answer:

@@ -71,7 +71,7 @@ class Library:
         self.requests = PlanRequests(options, costs, cache)
         self._budget_bytes = 0
         self._is_warm = False  # whether a step was run
-        self._is_settled = self._has_tier = True
+        self._is_settled, self._has_tier, self._away_bytes = True, True, 0
         self._fresh: list[StepKey] = []  # recorded, and not looked at since
         self.events: deque[str] = deque(maxlen=MOST_EVENTS)
 
@@ -85,6 +85,7 @@ class Library:
         *,
         is_settled: bool = True,
         has_tier: bool = True,
+        away_bytes: int = 0,
     ) -> tuple[Decision, Known]:
         """Decide how to run a step.
 
@@ -95,8 +96,9 @@ class Library:
             is_settled: Whether wrappers of the models have arranged what they arrange in their first steps.
             has_tier: Whether the swap tier can be used. Without it, steps replay: plans that swap are not followed, and
                 no step is recorded, as nothing is replayed then.
+            away_bytes: What of the optimizers' state is away, and may stay if a plan leaves room for it.
         """
-        self._is_settled, self._has_tier = is_settled, has_tier
+        self._is_settled, self._has_tier, self._away_bytes = is_settled, has_tier, away_bytes
         if budget_bytes is not None:
             self._budget_bytes = budget_bytes
         self._take_answers()
@@ -119,7 +121,8 @@ class Library:
         if told is None:
             return
         known.told = replace(told, missing=missing)
-        if told.moving_ms > _NOTED_SHARE * told.whole_ms:
+        was_open = before is not None and MOVING in before.missing
+        if told.moving_ms > _NOTED_SHARE * told.whole_ms or was_open:
             without, what, least = "", MOVING, ""
             if told.decision == "online":
                 without, what, least = " without a plan", LEAVING, "at least "
@@ -128,6 +131,19 @@ class Library:
                 f"{format_ms(told.whole_ms)}, optimizer.step() included; predicted {least}"
                 f"{slower_than(told.slowdown, 'without Pooch')}{f'; {missing}' if missing else ''}"
             )
+
+    def most_start_bytes(self, key: StepKey, budget_bytes: int | None) -> int | None:
+        """Return what may be live before a step for it to follow its plan. None: it has none, or does not follow it.
+
+        Args:
+            key: Its key.
+            budget_bytes: The budget, or None if it is not known yet.
+        """
+        known = self._known.look(key)
+        if known is None or known.plan is None or known.profile is None or budget_bytes is None:
+            return None
+        rise_bytes = known.plan.predicted_peak_bytes - known.profile.persistent_bytes
+        return _followed_bytes(known, budget_bytes) - rise_bytes
 
     def choose_again(self, kind: QuietKind) -> bool:
         """Note a further step of a kind that runs in-core, unless it has to be chosen anew.
@@ -217,7 +233,7 @@ class Library:
     def _ask(
         self, key: StepKey, known: Known, anchors: Sequence[KnownStep], start_bytes: int, target_bytes: int
     ) -> None:
-        self.requests.ask(key, known, anchors, start_bytes, target_bytes, self._held_bytes)
+        self.requests.ask(key, known, anchors, start_bytes, target_bytes, self._held_bytes, self._away_bytes)
 
     @property
     def _held_bytes(self) -> int | None:
@@ -343,6 +359,8 @@ class Library:
             known.moving_ms, known.needed_bytes, known.reason = answer.moving_ms, 0, ""
             if answer.minimum_bytes:
                 self._needs_more(known, answer.minimum_bytes)
+            if arrival.request.job.away_bytes:
+                self._times.measure_anew()
             missing = self._times.missing(has_hooks=not known.is_provisional)
             told = known.expected("plan", self._times.beside)
             known.told = None if told is None else replace(told, missing=missing)

@@ -90,6 +90,10 @@ class LoopTimes:
         moving_ms, within_ms = (0.0, 0.0) if self.is_measuring else (found.moving_ms / count, found.within_ms / count)
         return Beside(found.optimizer_ms / count, moving_ms, within_ms)
 
+    def measure_anew(self) -> None:
+        """Measure moving once more, as another share of what outlives steps leaves from now on."""
+        self._steps_with_moves = min(self._steps_with_moves, SETTLING_STEPS - 1)
+
     def step_begins(self) -> None:
         """Note that a step begins, so that all of the one before is known."""
         self._steps += 1

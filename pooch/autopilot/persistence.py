@@ -111,6 +111,11 @@ class Persistence:
         """What of it is away, which plain training has there."""
         return 0 if self.memory is None else self.memory.values.away_bytes()
 
+    @property
+    def away_state_bytes(self) -> int:
+        """What of the optimizers' state is away."""
+        return 0 if self.memory is None else self.memory.values.away_bytes("state")
+
     def refuse(self) -> None:
         """Have nothing leave, as that would free nothing."""
         self._is_refused = True
@@ -274,13 +279,20 @@ class Persistence:
             memory.move_state_in(optimizer)
         memory.make_room()
 
-    def step_begins(self, models: Sequence[torch.nn.Module], budget_bytes: int | None, arguments: object = ()) -> None:
+    def step_begins(
+        self,
+        models: Sequence[torch.nn.Module],
+        budget_bytes: int | None,
+        arguments: object = (),
+        most_bytes: int | None = None,
+    ) -> None:
         """Look at what a step begins with, and let it leave if there is no room for it.
 
         Args:
             models: The models of the step.
             budget_bytes: The budget, or None if it is not known yet.
             arguments: What the model is called with, in any nesting.
+            most_bytes: What may be live as the step begins for its plan to be followed, or None without a plan.
         """
         self._unseen.clear()
         has_missed = self._has_missed or self._has_missed_between()
@@ -300,7 +312,10 @@ class Persistence:
         has_room = self._needs.can_stay([*parameters, *stepped], here_bytes)
         self.may_plan = memory.values.are_last = has_room and self._steps_with_moves < _MOST_STEPS_WITH_MOVES
         if self.may_plan:  # else it leaves as pressure asks for it
-            memory.let_state_leave(self._needs.missing_bytes(here_bytes, budget_bytes))
+            if most_bytes is None:
+                memory.let_state_leave(self._needs.missing_bytes(here_bytes, budget_bytes))
+            else:
+                memory.let_state_leave(self._evictor.live.now() - most_bytes)
         memory.make_room()
         self._moved_bytes = memory.moved_bytes
 

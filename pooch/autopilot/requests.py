@@ -85,6 +85,7 @@ class PlanRequests:
         start_bytes: int,
         target_bytes: int,
         held_bytes: int | None = None,
+        away_bytes: int = 0,
     ) -> None:
         """Ask for a plan, unless one is on its way or there is none within these bytes.
 
@@ -95,13 +96,16 @@ class PlanRequests:
             start_bytes: Bytes that are live before the step.
             target_bytes: What the step may take.
             held_bytes: What is held beneath a plan that needs more, if one may be followed. None: none may.
+            away_bytes: What of the optimizers' state is not there, and may be if the plan leaves room for it.
         """
         if known.is_pending or known.minimum_bytes > target_bytes:
             return
         known.is_pending = True
         self._costs.prepare(target_bytes - start_bytes)
         options = replace(self._options, effort="fast")
-        job = Job(key.sizes, tuple(anchors), start_bytes, target_bytes, options, held_bytes=held_bytes)
+        job = Job(
+            key.sizes, tuple(anchors), start_bytes, target_bytes, options, held_bytes=held_bytes, away_bytes=away_bytes
+        )
         self._put(Request(key, known, job))
 
     def ask_for_better(self, key: StepKey, known: Known, held_bytes: int | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from ..machine.own_time import OwnTime
@@ -43,8 +43,8 @@ class SavingHooks:
     """
 
     def __init__(self, hooks: Any, own_time: OwnTime, *, are_quiet: bool) -> None:
-        within = quietly if are_quiet else _timed
-        self.pack, self.unpack = within(hooks.pack, own_time), within(hooks.unpack, own_time)
+        within = partial(quietly, own_time=own_time) if are_quiet else own_time.measured
+        self.pack, self.unpack = within(hooks.pack), within(hooks.unpack)
 
 
 def quietly(hook: Callable[[Any], Any], own_time: OwnTime) -> Callable[[Any], Any]:
@@ -52,16 +52,7 @@ def quietly(hook: Callable[[Any], Any], own_time: OwnTime) -> Callable[[Any], An
 
     @wraps(hook)
     def quiet(argument: Any) -> Any:
-        with OWN_WORK, own_time:
+        with OWN_WORK:
             return hook(argument)
 
-    return quiet
-
-
-def _timed(hook: Callable[[Any], Any], own_time: OwnTime) -> Callable[[Any], Any]:
-    @wraps(hook)
-    def timed(argument: Any) -> Any:
-        with own_time:
-            return hook(argument)
-
-    return timed
+    return own_time.measured(quiet)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import TypeVar
+
+_T, _R = TypeVar("_T"), TypeVar("_R")
 
 
 class OwnTime:
@@ -29,6 +33,22 @@ class OwnTime:
         self._depth -= 1
         if self._depth == 0:
             self.ms += (time.perf_counter() - self._since_s) * 1000
+
+    def measured(self, function: Callable[[_T], _R]) -> Callable[[_T], _R]:
+        """Return what does the same as a function, measured. It takes less than `with`, for each saved tensor."""
+
+        def call(argument: _T) -> _R:
+            if self._depth:
+                return function(argument)
+            self._depth, since_s = 1, time.perf_counter()
+            try:
+                return function(argument)
+            finally:
+                if self._depth:
+                    self._depth = 0
+                    self.ms += (time.perf_counter() - since_s) * 1000
+
+        return call
 
     def restart(self) -> None:
         """Begin anew, with nothing under way: Ctrl-C may have kept `__exit__` from running."""

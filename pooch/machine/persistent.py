@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Literal, Protocol
 
@@ -420,7 +420,7 @@ class PersistentValues:
         self._numbered: dict[int, PersistentValue] = {}
         self._count_uses, self._count_here_bytes, self._uses = count_uses, count_here_bytes, Uses()
         self._scored: list[tuple[float, PersistentValue]] = []  # those that could leave at `_scored_at`, in order
-        self._scored_at = 0
+        self._scored_at = self._first = 0  # the latter: the place of the first that has not left since
         self.moved = Moved()
         self.are_last = False
 
@@ -478,9 +478,10 @@ class PersistentValues:
             return self._count_here_bytes()
         return sum(value.size_bytes for value in self if value.is_here)  # other threads may add some meanwhile
 
-    def away_bytes(self) -> int:
-        """The bytes of those that are not on the device."""
-        return sum(value.size_bytes for value in self if not (value.is_here or value.is_gone))
+    def away_bytes(self, kind: Kind | None = None) -> int:
+        """The bytes of those that are not on the device, or of those of a kind alone."""
+        away = (value for value in self if not (value.is_here or value.is_gone))
+        return sum(value.size_bytes for value in away if kind in (None, value.kind))
 
     def used_next(self, count: int) -> Iterator[PersistentValue]:
         """Yield those that will be used next, the nearest first, if they are away.
@@ -529,14 +530,16 @@ class PersistentValues:
 
         The order of a moment ago serves as well: what has arrived since comes after it.
         """
-        now, yielded = self._count_uses(), set[PersistentValue]()
-        is_recent = self._scored and 0 <= now - self._scored_at < self._uses.length // _ORDERS_A_STEP
+        now, yielded, scored = self._count_uses(), set[PersistentValue](), self._scored
+        is_recent = scored and 0 <= now - self._scored_at < self._uses.length // _ORDERS_A_STEP
         if is_recent:
-            for each in self._scored:
+            while self._first < len(scored) and not scored[self._first][1].can_leave:
+                self._first += 1
+            for each in islice(scored, self._first, None):
                 if each[1].can_leave:
                     yielded.add(each[1])
                     yield each
-        self._scored, self._scored_at = self._in_order_now(cost_ms), now
+        self._scored, self._scored_at, self._first = self._in_order_now(cost_ms), now, 0
         yield from (each for each in self._scored if each[1] not in yielded)
 
     def _in_order_now(self, cost_ms: Cost) -> list[tuple[float, PersistentValue]]:
