@@ -52,6 +52,7 @@ class Answer:
         refusal: Why there is no profile or no plan, in one line, or "".
         moving_ms: What a step on the plan takes longer than it predicts, as the plan needs more than what is held.
         over_bytes: By how much it may pass what is held all the same, as a step without a plan may too.
+        staying_bytes: What of the optimizers' state the plan leaves room for, beside what it takes itself.
         is_of_job: Whether the profile is the step's own record, which whoever asks has: it is not told.
     """
 
@@ -61,6 +62,7 @@ class Answer:
     refusal: str = ""
     moving_ms: float = 0.0
     over_bytes: int = 0
+    staying_bytes: int = 0
     is_of_job: bool = False
 
 
@@ -91,7 +93,7 @@ def done(job: Job, progress: PlanningProgress | None = None) -> Answer:
         return Answer(profile)
     known = () if job.known is None else (job.known,)
     if job.away_bytes and (lean := _with_state_here(job, profile, target_bytes, progress)) is not None:
-        return Answer(profile, lean)
+        return Answer(profile, lean, staying_bytes=min(job.away_bytes, target_bytes - lean.budget_bytes))
     try:
         plan = plan_here(profile, target_bytes, job.options, known=known, progress=progress)
         return _held(job, profile, plan, uncertain_bytes)

@@ -71,6 +71,7 @@ class Known:
         minimum_bytes: The smallest budget for which there is a plan, if one was refused.
         needed_bytes: What its plan needs, if that is more than the budget: what the plan keeps makes up for the rest.
         moving_ms: What a step takes longer for that than its plan predicts.
+        staying_bytes: What of the optimizers' state its plan leaves room for.
         trial: What following such a plan is like.
         is_pending: Whether an answer is on its way.
         is_improved: Whether its plan was or is being searched for longer.
@@ -95,6 +96,7 @@ class Known:
     minimum_bytes: int = 0
     needed_bytes: int = 0
     moving_ms: float = 0.0
+    staying_bytes: int = 0
     trial: Trial = field(default_factory=Trial)
     is_pending: bool = False
     is_improved: bool = False
@@ -154,7 +156,7 @@ class Known:
         """Forget its plan, if there is one."""
         self.plan = self.table = None
         self.is_provisional = False
-        self.needed_bytes, self.moving_ms, self.told = 0, 0.0, None
+        self.needed_bytes, self.moving_ms, self.staying_bytes, self.told = 0, 0.0, 0, None
 
     def shape(self, key: StepKey, derived_away_bytes: int) -> PlannedShape:
         """Return it as the summary shows it, given what counts as away in a step that was derived."""
@@ -165,7 +167,7 @@ class Known:
             "online" if self.decision == "record" else self.decision,
             self.steps,
             self.profile.peak_bytes + away_bytes if self.profile else None,
-            self.plan.predicted_peak_bytes if self.plan else None,
+            self.plan.predicted_peak_bytes + self.staying_bytes if self.plan else None,
             self.slowdown,
             self.reason,
         )
@@ -219,7 +221,15 @@ def without_replays(profile: Profile, values: Collection[int]) -> Profile:
     return replace(profile, ops=ops)
 
 
-def described(plan: Plan, slowdown: float | None) -> str:
-    """Return a plan and the time that a step takes on it in a few words."""
-    peaks = f"{format_bytes(plan.predicted_peak_bytes)} instead of {format_bytes(plan.in_core_peak_bytes)}"
+def described(plan: Plan, slowdown: float | None, staying_bytes: int = 0, away_bytes: int = 0) -> str:
+    """Return a plan and the time that a step takes on it in a few words.
+
+    Args:
+        plan: The plan.
+        slowdown: The time over that without Pooch, or None.
+        staying_bytes: What stays of the optimizers' state that was away when it was made.
+        away_bytes: All of that.
+    """
+    peak_bytes, in_core_bytes = plan.predicted_peak_bytes + staying_bytes, plan.in_core_peak_bytes + away_bytes
+    peaks = f"{format_bytes(peak_bytes)} instead of {format_bytes(in_core_bytes)}"
     return peaks if slowdown is None else f"{peaks}, predicted {slower_than(slowdown, 'without Pooch')}"

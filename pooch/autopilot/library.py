@@ -357,14 +357,15 @@ class Library:
             known.table = table if known.table is None else table.after(known.table)
             known.profile, known.plan = answer.profile, answer.plan
             known.moving_ms, known.needed_bytes, known.reason = answer.moving_ms, 0, ""
+            known.staying_bytes, away_bytes = answer.staying_bytes, arrival.request.job.away_bytes
             if answer.minimum_bytes:
                 self._needs_more(known, answer.minimum_bytes)
-            if arrival.request.job.away_bytes:
+            if away_bytes:
                 self._times.measure_anew()
             missing = self._times.missing(has_hooks=not known.is_provisional)
             told = known.expected("plan", self._times.beside)
             known.told = None if told is None else replace(told, missing=missing)
-            how = described(answer.plan, known.slowdown)
+            how = described(answer.plan, known.slowdown, known.staying_bytes, away_bytes)
             more = f"; it {known.reason}" if known.reason else ""
             more += f"; {missing}" if missing else ""
             self._say(f"planned{again} for steps of {key.text}: {how}{more}")

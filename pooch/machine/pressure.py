@@ -254,7 +254,8 @@ class Pressure:
         if not self.policy.may_copy:
             return NEVER_MS
         is_written = value.is_copied or (value.ticket is not None and value.ticket.is_done())
-        return self.speed.moving_ms(value.size_bytes, is_written=is_written)
+        back_ms = self.speed.back_ms(value.size_bytes)
+        return back_ms if is_written else self.speed.out_ms(value.size_bytes) + back_ms
 
     def _replay_ms(self, value: Value) -> float:
         owner, growing = value.owner(), self.store.growing

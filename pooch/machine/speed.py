@@ -125,19 +125,6 @@ class CopySpeed:
         """Expected time of a copy from the tier in ms."""
         return self.back.copy_ms(size_bytes)
 
-    def moving_ms(self, size_bytes: int, *, is_written: bool) -> float:
-        """Expected time in ms to let something leave and have it back.
-
-        Args:
-            size_bytes: Its size.
-            is_written: Whether the tier has it already.
-        """
-        back, out = self.back, self.out
-        moving_ms = back.latency_ms + size_bytes * back._seen_ms / back._seen_bytes
-        if not is_written:
-            moving_ms += out.latency_ms + size_bytes * out._seen_ms / out._seen_bytes
-        return moving_ms  # `copy_ms` of both, without two calls for each value that may leave
-
     def learn(self, ticket: Ticket, size_bytes: int, *, outwards: bool) -> None:
         """Take a copy into account that compute waits for, as soon as its time is known.
 

@@ -258,7 +258,7 @@ def test_a_tier_that_works_again_is_used_again(spill: Path) -> None:
         found = train(model, 14, between)
         assert swapped[2] == 0 < auto.summary().swapped_bytes
     assert_same(plain, found)
-    assert len(told) == 1
+    assert len([line for line in told if not line.startswith("steps of ")]) == 1
 
 
 # Plans ---------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import queue
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,7 @@ from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.signature import StepKey
 from pooch.autopilot.waiting import JobQueue, Request
 from pooch.ground.bounded import RecentlyUsed, Topics
+from pooch.ground.units import format_bytes
 from pooch.ground.wording import slower_than
 from pooch.ir import HookCosts, Profile
 from pooch.machine import CopySpeed
@@ -618,3 +620,70 @@ def test_of_steps_that_stay_without_a_plan_what_pooch_takes_in_them_is_told_once
     rest = "100.0 ms, optimizer.step() included; predicted at least 25% slower than without Pooch"
     assert told == [f"steps of 4 without a plan: what leaves and comes back takes 20.0 ms of {rest}"]
     assert known.slowdown == 1.25
+
+
+def totals_ms(answers: dict[int, Answer], away_bytes: int) -> dict[int, float]:
+    """What steps take with as much of the state here, moving the rest included."""
+    found = {}
+    for here_bytes, answer in answers.items():
+        if answer.plan is not None:
+            assert answer.profile is not None
+            link = answer.profile.link
+            moved_ms = (away_bytes - here_bytes) * (1 / link.out_bytes_per_ms + 1 / link.in_bytes_per_ms)
+            found[here_bytes] = answer.plan.predicted_step_ms + moved_ms
+    return found
+
+
+@pytest.mark.parametrize(
+    ("away_share", "options", "stays"),
+    [(0.1, {}, "all"), (0.6, {}, "a part"), (0.05, {"host_budget": 512}, "nothing")],
+)
+def test_a_plan_leaves_room_for_state_where_that_costs_less_than_moving_it(
+    away_share: float, options: dict[str, Any], stays: str
+) -> None:
+    profile = blocks(6)
+    if stays == "nothing":  # making anything again takes longer than moving the state, and activations cannot move
+        profile = replace(profile, ops=tuple(replace(op, time_ms=1e6 * op.time_ms) for op in profile.ops))
+    anchors = (KnownStep(KEY.sizes, profile),)
+    budget_bytes, away_bytes = int(0.75 * profile.peak_bytes), int(away_share * profile.peak_bytes)
+    job = Job(KEY.sizes, anchors, profile.persistent_bytes, budget_bytes, PlanOptions(effort="fast", **options))
+    answer = done(replace(job, away_bytes=away_bytes))
+    assert answer.plan is not None
+    assert answer.plan.budget_bytes == budget_bytes - answer.staying_bytes
+    here = {0: done(job), away_bytes: done(replace(job, budget_bytes=budget_bytes - away_bytes))}
+    least_ms = min(totals_ms(here, away_bytes).values())
+    assert totals_ms({answer.staying_bytes: answer}, away_bytes)[answer.staying_bytes] <= least_ms
+    assert (answer.staying_bytes == away_bytes, answer.staying_bytes == 0) == (stays == "all", stays == "nothing")
+
+
+def test_state_stays_up_to_what_a_plan_leaves_room_for() -> None:
+    library, known = a_planned_library()
+    profile, plan = known.profile, known.plan
+    assert profile is not None
+    assert plan is not None
+    budget_bytes = int(0.7 * profile.peak_bytes)
+    most_bytes = library.most_start_bytes(KEY, budget_bytes)
+    assert most_bytes is not None
+    assert most_bytes > profile.persistent_bytes
+    assert library.choose(KEY, most_bytes, budget_bytes)[0] == "plan"
+    assert library.choose(KEY, most_bytes + 1, budget_bytes)[0] == "online"
+    assert library.most_start_bytes(KEY, None) is None
+    assert library.most_start_bytes(StepKey(KEY.family, (5,)), budget_bytes) is None
+
+
+def a_planned_library() -> tuple[Library, Known]:
+    """A library, and what it knows of a step that was planned with state away, of which some stays."""
+    told, profile = list[str](), blocks(6)
+    library = Library(PlanOptions(), told.append, HostCosts(CopySpeed("not measured")))
+    budget_bytes, away_bytes = int(0.7 * profile.peak_bytes), int(0.1 * profile.peak_bytes)
+    for _ in range(2):
+        _, known = library.choose(KEY, profile.persistent_bytes, budget_bytes, away_bytes=away_bytes)
+    library.recorded(KEY, known, profile, 1)
+    for _ in range(3):
+        decision, known = library.choose(KEY, profile.persistent_bytes, budget_bytes, away_bytes=away_bytes)
+    assert decision == "plan"
+    assert known.plan is not None
+    assert known.staying_bytes > 0
+    peaks = (known.plan.predicted_peak_bytes + known.staying_bytes, profile.peak_bytes + away_bytes)
+    assert told[0].startswith("planned for steps of 4: {} instead of {}".format(*map(format_bytes, peaks)))
+    return library, known
