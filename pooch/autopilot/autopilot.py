@@ -22,7 +22,7 @@ from ..ground.errors import UsageError
 from ..ground.units import format_bytes
 from ..ground.visible import one_line
 from ..ir import Plan, Profile
-from ..torchtools.accelerators import has_streams, shares_memory
+from ..torchtools.accelerators import has_streams, shares_memory, why_unheard
 from ..torchtools.cuda_only import spills_silently
 from ..torchtools.device_memory import free_bytes
 from ..torchtools.ranks import local_count
@@ -76,6 +76,8 @@ class Auto:
         governed = GovernedModels(models, None if device is None else device_named(device))
         self._moves_in = device is not None and bool(models)
         device = governed.device
+        if why := why_unheard(device):
+            raise UsageError(why)
         optimizers = given_optimizers(optimizer)
         LIBRARY.get()  # objects are looked through natively from now on
         with beginning(device):

@@ -171,6 +171,10 @@ class HeldBudget:
         if self.is_told:
             self._remarks.larger_budget(size_bytes)
 
+    def bounded_bytes(self, peak_bytes: int) -> int:
+        """Return what a step took of what the budget bounds, given its peak: where that is what is reserved, this."""
+        return max(peak_bytes, self._free.step_ended()) if isinstance(self._free, ReservedMemory) else peak_bytes
+
     def passed(self, peak_bytes: int, why: str, reason: str) -> None:
         """Tell of a step over the budget, or as long as a share of it has yet to come, note what has to be told then.
 

@@ -728,10 +728,11 @@ class StepDriver:
             known.left_plan = MOST_FAILURES if running.step.mismatches else known.left_plan + 1 if left else 0
         times = self._step_times(running, step_ms)
         self._is_compared = times.told is not None and times.told.optimizer_ms > 0 and not left
-        step = counted(running.decision, left, running.stats, peak_bytes, times, budget_bytes)
+        bounded_bytes = self.budget.bounded_bytes(peak_bytes)
+        step = counted(running.decision, left, running.stats, bounded_bytes, times, budget_bytes)
         self._counters, self._steps = self._counters.with_step(step), self._steps + 1
         self._last = LastStep.of(running.decision, left, peak_bytes, known.slowdown)
-        if budget_bytes is not None and step.steps_over_budget:
+        if budget_bytes is not None and peak_bytes > budget_bytes:
             is_beside = self._steps - self._beside_at <= _BESIDE_STEPS
             has_compiled = self._persistence.has_compiled
             why = why_over_budget(running, self.evictor, peak_bytes - budget_bytes, has_compiled, is_beside)

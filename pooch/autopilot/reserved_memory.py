@@ -13,7 +13,12 @@ from .remarks import Remarks
 _FIRST_LIMITED_STEP = 2
 _GROWTH = 1.5
 _NOT_YET = (
-    "that much was reserved before it was known what single ops need; the allocator keeps to the budget from here on"
+    "that much was reserved before it was known what single ops need; the allocator reserves no more beyond the budget "
+    "from here on"
+)
+_IN_USE = (
+    "that much is reserved in blocks that hold tensors, which the allocator cannot return: call "
+    "torch.cuda.empty_cache() before what stays is built"
 )
 _RETRIES_IN_A_ROW = 3  # steps: those before them fill a cache that earlier ones have left otherwise
 
@@ -44,6 +49,7 @@ class ReservedMemory:
         self._limit = ReservedLimit(device, size_bytes)
         self._retries, self._failures = self._counted()
         self._retrying_steps = self._steps = 0
+        self._is_passed = False  # although the limit is held
         self.held = less_a_margin(size_bytes)
         self._tell()
 
@@ -54,8 +60,8 @@ class ReservedMemory:
             is_quiet: Not used.
         """
         self._steps += 1
-        if self._steps == _FIRST_LIMITED_STEP and (over_bytes := self._limit.hold()):
-            self._remarks.over_budget(self.size_bytes + over_bytes, self.size_bytes, _NOT_YET)
+        if self._steps == _FIRST_LIMITED_STEP or self._is_passed:
+            self._limit.hold()
         retries, failures = self._counted()
         self._retrying_steps = self._retrying_steps + 1 if retries > self._retries else 0
         is_tight = failures > self._failures or self._retrying_steps >= _RETRIES_IN_A_ROW
@@ -67,6 +73,14 @@ class ReservedMemory:
         self.held = FreeBudget(self.size_bytes - margin_bytes, margin_bytes)
         self._tell()
         return self.held
+
+    def step_ended(self) -> int:
+        """Return what is reserved, and tell if that passes the budget."""
+        reserved_bytes = self._limit.reserved_bytes()
+        self._is_passed = reserved_bytes > self.size_bytes and self._steps >= _FIRST_LIMITED_STEP
+        if reserved_bytes > self.size_bytes:
+            self._remarks.over_budget(reserved_bytes, self.size_bytes, _IN_USE if self._is_passed else _NOT_YET)
+        return reserved_bytes
 
     def stop(self) -> None:
         """Bound nothing any longer."""

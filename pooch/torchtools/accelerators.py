@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from ..ground.errors import UsageError
 from .peak_counters import PEAKS, flattened
 
 Result = TypeVar("Result")
@@ -127,6 +128,7 @@ class MemoryCounters(Protocol):
 
 _OTHERS: dict[str, MemoryCounters] = {}  # by type of device
 _SILENT: set[str] = set()  # those of which torch's profiler hears nothing
+_REPLACED = "pluggable"  # what PyTorch calls every allocator that has taken the place of its own
 
 
 def count_memory_with(device_type: str, counters: MemoryCounters, *, tells_profiler: bool) -> None:
@@ -147,9 +149,41 @@ def has_other_allocator(device_type: str) -> bool:
     return device_type in _OTHERS
 
 
-def tells_profiler(device: torch.device) -> bool:
-    """Returns whether torch's profiler hears of the device's memory."""
-    return device.type not in _SILENT
+def why_unheard(device: torch.device) -> str:
+    """Returns why torch's profiler hears of no memory of the device, and what to do; "" if it does."""
+    if device.type in _SILENT:
+        return (
+            f"Pooch's CUDA allocator cannot tell the profiler of PyTorch {torch.__version__} of memory: profile in a "
+            "process that does not call pooch.install_cuda_arena(), and save the profile or plan"
+        )
+    backend = _backend(device)
+    if backend in ("", "native", _REPLACED):
+        return ""
+    return (
+        f"PyTorch's allocator backend {backend} tells nobody of single allocations, so no step can be recorded: leave "
+        f"backend:{backend} out of PYTORCH_CUDA_ALLOC_CONF"
+    )
+
+
+def refuse_uncounted(device: torch.device) -> None:
+    """Refuses a device whose memory comes from an allocator that counts nothing: counters would return 0.
+
+    Raises:
+        UsageError: PyTorch's allocator was replaced, and not by Pooch's.
+    """
+    if _backend(device) == _REPLACED and not has_other_allocator(device.type):
+        raise UsageError(
+            f"an allocator that counts no bytes has taken the place of PyTorch's on {device.type}, so no budget can be "
+            "held: train without torch.cuda.memory.change_current_allocator()"
+        )
+
+
+def _backend(device: torch.device) -> str:
+    """Returns what PyTorch calls the allocator of a device; "" where there is only one."""
+    if not has_streams(device) or not is_available(device.type):
+        return ""
+    named = getattr(_module(device), "get_allocator_backend", None)
+    return "" if named is None else str(named())
 
 
 def allocated_bytes(device: torch.device) -> int:

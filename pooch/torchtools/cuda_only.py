@@ -99,7 +99,7 @@ def limited_share(device: torch.device) -> float | None:
 
     None: the allocator in place has no such limit.
     """
-    if not _has_caching_allocator(device) or torch.cuda.get_allocator_backend() != "native":
+    if not _has_caching_allocator(device):
         return None
     return float(torch.cuda.get_per_process_memory_fraction(_index(device)))
 
@@ -198,7 +198,7 @@ def rounds_up_to_powers(device: torch.device) -> bool:
 
 
 def _has_caching_allocator(device: torch.device) -> bool:
-    return _is_cuda(device) and not accelerators.has_other_allocator(device.type)
+    return _is_cuda(device) and torch.cuda.get_allocator_backend() == "native"
 
 
 def takes_other_allocators(device: torch.device) -> bool:

@@ -116,11 +116,8 @@ class MemoryTracer:
         Raises:
             ProfileError: if torch's profiler would hear of no memory.
         """
-        if not accelerators.tells_profiler(self._device):
-            raise ProfileError(
-                f"Pooch's CUDA allocator cannot tell the profiler of PyTorch {torch.__version__} of memory: profile in "
-                "a process that does not call pooch.install_cuda_arena(), and save the profile or plan"
-            )
+        if why := accelerators.why_unheard(self._device):
+            raise ProfileError(why)
         self._quiet.__enter__()
         self._sizes.begin()
         with quiet_start(), warnings.catch_warnings():
@@ -251,6 +248,7 @@ def _read_tree(roots: list[Any], device: torch.device) -> MemoryTrace:
 def live_bytes(device: torch.device) -> int:
     """Returns the device bytes of all live tensors: from the allocator on a GPU, from Python's objects on the CPU."""
     if accelerators.has_streams(device):
+        accelerators.refuse_uncounted(device)
         return accelerators.allocated_bytes(device)
     return storage_bytes(live_tensors())
 

@@ -14,6 +14,7 @@ class ReservedLimit:
 
     An allocation that would pass it has the allocator return what it holds unused first. Where that is not enough,
     memory runs out, as on a device of that size. A limit that was there before is kept if it is lower, and comes back.
+    What the allocator holds unused when this is made is returned at once.
 
     Args:
         device: A CUDA device.
@@ -32,15 +33,18 @@ class ReservedLimit:
             )
         self._device, self._size_bytes, self._share_before = device, size_bytes, share_before
         self._lift = end_with(self, cuda_only.limit_memory, device, share_before)
+        accelerators.empty_cache(device)
 
-    def hold(self) -> int:
-        """Bound them from now on, and return by how many bytes they were passed until now."""
-        reserved_bytes = accelerators.memory_counters(self._device).get("reserved_bytes.all.current", 0)
-        if reserved_bytes > self._size_bytes:
+    def reserved_bytes(self) -> int:
+        """Return what the allocator holds of the device now."""
+        return accelerators.memory_counters(self._device).get("reserved_bytes.all.current", 0)
+
+    def hold(self) -> None:
+        """Bound them from now on, and return what is held unused of what passes the limit already."""
+        if self.reserved_bytes() > self._size_bytes:
             accelerators.empty_cache(self._device)
         share = self._size_bytes / accelerators.total_bytes(self._device)
         cuda_only.limit_memory(self._device, min(self._share_before, share))
-        return max(0, reserved_bytes - self._size_bytes)
 
     def lift(self) -> None:
         """Bound nothing any longer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from pooch.autopilot.remarks import Remarks
 from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.reserved_memory import ReservedMemory
 from pooch.errors import UsageError
+from pooch.ground.units import format_bytes
 from pooch.torchtools import accelerators
 from tests.autopilot.stepping import stepped
 from tests.children import child_environment
@@ -40,6 +42,14 @@ def expandable(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     torch.cuda.empty_cache()
     torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+
+
+@pytest.fixture
+def nothing_reserved() -> None:
+    """Nothing of earlier tests."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
 
 
 def a_job() -> tuple[torch.nn.Module, Callable[[], Tensor]]:
@@ -71,6 +81,72 @@ def test_what_is_reserved_never_passes_the_budget() -> None:
     assert all(torch.equal(*pair) for each in found for pair in zip(plain, each, strict=True))
     assert lines[0] == (
         "the budget is 176.00 MiB: of 240.00 MiB that PyTorch's allocator may reserve, less a margin of 64.00 MiB"
+    )
+
+
+@pytest.mark.gpu
+@on_a_card
+@pytest.mark.usefixtures("no_plans", "nothing_reserved")
+def test_what_was_cached_before_is_returned_as_the_budget_begins() -> None:
+    model, forward = a_job()
+    cached = torch.empty(2 * BUDGET, dtype=torch.uint8, device="cuda")
+    del cached
+    assert torch.cuda.memory_reserved() > 2 * BUDGET
+    with auto(model, BUDGET, bound="reserved", quiet=True) as held:
+        stepped(forward, model)
+        assert torch.cuda.memory_reserved() <= BUDGET
+        assert str(held.summary()).startswith("pooch: Budget held: ")
+
+
+@pytest.mark.gpu
+@on_a_card
+@pytest.mark.usefixtures("no_plans", "nothing_reserved")
+def test_what_the_first_step_reserves_beyond_the_budget_is_told_and_counted_in_the_verdict() -> None:
+    model, forward = a_job()
+    lines: list[str] = []
+
+    def many_small_blocks_first() -> Tensor:
+        """They are cached apart from large ones."""
+        blocks = [torch.empty(MEBIBYTE, dtype=torch.uint8, device="cuda") for _ in range(130)]
+        del blocks
+        return forward()
+
+    with auto(model, BUDGET, bound="reserved", tell=lines.append) as held:
+        stepped(many_small_blocks_first, model)
+        reserved_bytes = torch.cuda.max_memory_reserved()
+        told, verdict = list(lines), str(held.summary())
+        stepped(forward, model)
+        assert torch.cuda.memory_reserved() <= BUDGET
+        assert f"in 1 of 2 steps: {format_bytes(reserved_bytes).split()[0]}" in str(held.summary())
+    assert reserved_bytes > BUDGET
+    over = format_bytes(reserved_bytes - BUDGET)
+    assert [line for line in told if "over the budget" in line] == [
+        f"a step took {format_bytes(reserved_bytes)}, {over} over the budget of 240.00 MiB: that much was reserved "
+        "before it was known what single ops need; the allocator reserves no more beyond the budget from here on"
+    ]
+    assert verdict.startswith(f"pooch: Budget exceeded by {over} in 1 of 1 step")
+
+
+@pytest.mark.gpu
+@on_a_card
+@pytest.mark.usefixtures("no_plans", "nothing_reserved")
+def test_what_cannot_be_returned_because_it_holds_tensors_is_told_and_counted_in_the_verdict() -> None:
+    cached = torch.empty(2 * BUDGET, dtype=torch.uint8, device="cuda")
+    del cached
+    model, forward = a_job()  # whose inputs lie in the block that was cached
+    lines: list[str] = []
+    with auto(model, BUDGET, bound="reserved", tell=lines.append) as held:
+        for _ in range(3):
+            stepped(forward, model)
+        assert torch.cuda.memory_reserved() > 2 * BUDGET
+        assert str(held.summary()).startswith("pooch: Budget exceeded by ")
+        assert " in 3 of 3 steps" in str(held.summary())
+    assert any(
+        line.endswith(
+            "that much is reserved in blocks that hold tensors, which the allocator cannot return: call "
+            "torch.cuda.empty_cache() before what stays is built"
+        )
+        for line in lines
     )
 
 

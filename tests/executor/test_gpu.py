@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -32,6 +32,7 @@ from pooch.torchtools import cuda_only
 from pooch.torchtools.memory_meter import MemoryMeter
 from tests.executor.nets import make_job
 from tests.executor.support import all_of, assert_same, mixed, profile_job, quick_profile, tight_plan, train
+from tests.executor.test_packed_copies import Attention, trained
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 LARGE_BYTES = 64 * 2**20
@@ -65,6 +66,28 @@ def test_five_steps_with_buffers_used_again(kind: str, own_stream: bool) -> None
     assert stats.recomputed_ops > 0
     assert (stats.late_swaps, stats.mismatches) == (0, 0)
     assert_same(plain, planned)
+
+
+def test_masks_and_constants_come_back_whole() -> None:
+    """A card's copies pack nothing, and profiles of one say so: a plan would count on fewer bytes."""
+
+    def job() -> tuple[nn.Module, Callable[[], Tensor]]:
+        torch.manual_seed(0)
+        model, inputs = Attention().cuda(), torch.randn(8, 128, 32).cuda()
+        return model, lambda: model(inputs).square().mean()
+
+    expected = trained(*job())
+    model, forward = job()
+    profile = quick_profile(forward, model)
+    plan = tight_plan(profile, all_of(profile, "swap", "model"), "model")
+    with apply_plan(plan, model) as run:
+        assert trained(model, forward) == expected
+    copied = [profile.values[action.target] for action in plan.schedule.actions if action.kind == "copy_out"]
+    assert [value.dtype for value in copied].count("bool") == 2  # the causal mask, and what dropout keeps
+    assert not any(value.packs for value in profile.activations)
+    assert (profile.link.packed_out_bytes_per_ms, profile.link.packed_in_bytes_per_ms) == (0.0, 0.0)
+    assert run.stats.swapped_out_bytes == sum(value.size_bytes for value in copied)
+    assert run.stats.spared_bytes == 0
 
 
 def test_what_a_copy_still_fills_goes_to_nobody_else() -> None:

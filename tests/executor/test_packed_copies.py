@@ -34,9 +34,9 @@ class Attention(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         scores = self.query(inputs) @ inputs.transpose(1, 2)
-        future = torch.ones(scores.shape, dtype=torch.bool).triu(1)
+        future = torch.ones(scores.shape, dtype=torch.bool, device=inputs.device).triu(1)
         shares = torch.dropout(scores.masked_fill(future, float("-inf")).softmax(-1), 0.2, True)
-        return (shares @ self.value(inputs)) * torch.full((8, 128, 32), 0.5) * inputs.exp()
+        return (shares @ self.value(inputs)) * torch.full((8, 128, 32), 0.5, device=inputs.device) * inputs.exp()
 
 
 def job() -> tuple[nn.Module, Callable[[], Tensor]]:
@@ -51,7 +51,7 @@ def trained(model: nn.Module, forward: Callable[[], Tensor], steps: int = 3) -> 
     for _ in range(steps):
         loss = forward()
         loss.backward()
-        seen += [loss.detach().numpy().tobytes(), *(each.grad.numpy().tobytes() for each in model.parameters())]
+        seen += [each.cpu().numpy().tobytes() for each in (loss.detach(), *(each.grad for each in model.parameters()))]
         optimizer.step()
         optimizer.zero_grad()
     return seen

@@ -33,7 +33,7 @@ class Library:
 REFUSE = 'int {name}() {{ return simulated_cuda_refuse("{name}"); }}'
 CUDART = Library(
     "libcudart.so.13",
-    ("settings.cpp", "memory.cpp", "races.cpp", "streams.cpp", "work.cpp", "cudart.cpp"),
+    ("settings.cpp", "memory.cpp", "pools.cpp", "races.cpp", "streams.cpp", "work.cpp", "cudart.cpp"),
     REFUSE,
 )
 DRIVER = Library("libcuda.so.1", ("driver.cpp",), REFUSE, (CUDART.name,))

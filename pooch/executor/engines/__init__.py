@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ...ground.errors import UsageError
-from ...torchtools.accelerators import has_streams
+from ...torchtools.accelerators import has_streams, refuse_uncounted
 from .protocol import CopyEngine
 
 
@@ -23,9 +23,10 @@ def make_engine(
 
     Raises:
         TierError: If the tier cannot be set up.
-        UsageError: If the device is neither a CPU nor has streams.
+        UsageError: If the device is neither a CPU nor has streams, or if its allocator counts nothing.
     """
     if has_streams(device):
+        refuse_uncounted(device)
         from .streams import StreamEngine
 
         return StreamEngine(device)

@@ -289,7 +289,7 @@ std::atomic<bool> attached{false};
 
 void attach() {
   if (attached.exchange(true)) return;
-  if (c10::cuda::CUDACachingAllocator::get()->name() == "pluggable") return; // it has no such trace
+  if (c10::cuda::CUDACachingAllocator::get()->name() != "native") return; // it has no such trace
   c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker([](const c10::CachingDeviceAllocator::TraceEntry &entry) {
     if (entry.action_ == c10::CachingDeviceAllocator::TraceEntry::FREE_COMPLETED)
       simulated_cuda_given_back(reinterpret_cast<void *>(entry.addr_), entry.size_, entry.device_, entry.stream_);

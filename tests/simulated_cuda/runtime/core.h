@@ -64,6 +64,18 @@ void wait_for(Stream *stream); // the host waits
 bool is_idle(Stream *stream);  // true is knowledge: the host may rely on what the stream did
 void wait_for_device(int device);
 
+// The end of what a stream was given up to now.
+struct Moment {
+  size_t actor;
+  uint32_t count;
+  Clock clock;
+  std::shared_ptr<Completion> completion;
+};
+Moment now(Stream *stream);
+bool comes_after(Stream *stream, const Moment &moment); // what the stream is given next has waited for it
+void make_wait(Stream *stream, const Moment &moment);
+void add_moment(std::vector<Moment> &moments, const Moment &moment); // of each stream, the last one is kept
+
 Event *create_event(unsigned flags);
 Event *find_event(void *handle);
 bool destroy_event(void *handle);
@@ -100,6 +112,16 @@ uint64_t create_chunk(int device, uint64_t bytes); // a handle; 0: over the limi
 bool release_chunk(uint64_t handle);
 bool map_chunk(uintptr_t address, uint64_t bytes, uint64_t handle);
 bool unmap(uintptr_t address, uint64_t bytes);
+
+// In the order of a stream, from the pool of its device.
+void *allocate_in_order(Stream *stream, uint64_t bytes); // null: over the limit
+bool release_in_order(Stream *stream, void *pointer);
+void trim_pool(int device, uint64_t keep_bytes);
+struct PoolCounters {
+  uint64_t used = 0, used_high = 0, reserved = 0, reserved_high = 0;
+};
+PoolCounters pool_counters(int device);
+void reset_pool_highs(int device, bool of_used);
 
 void *allocate_pinned(uint64_t bytes);
 bool release_pinned(void *pointer);

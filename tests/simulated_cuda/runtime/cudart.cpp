@@ -188,6 +188,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
   case cudaDevAttrL2CacheSize: *value = 40 << 20; break;
   case cudaDevAttrUnifiedAddressing: *value = 1; break;
   case cudaDevAttrStreamPrioritiesSupported: *value = 1; break;
+  case cudaDevAttrMemoryPoolsSupported: *value = 1; break;
   default: *value = 0;
   }
   return cudaSuccess;
@@ -231,6 +232,68 @@ cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
   *total = settings().memory_bytes;
   return cudaSuccess;
 }
+
+// What PyTorch's backend cudaMallocAsync uses of memory pools: the default one of each device, whose handle is its number.
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device) {
+  if (!is_device(device)) return fail(cudaErrorInvalidDevice);
+  *pool = reinterpret_cast<cudaMemPool_t>(static_cast<uintptr_t>(device) + 1);
+  return cudaSuccess;
+}
+cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t handle) {
+  return with_stream(handle, [&](Stream *stream) {
+    *pointer = nullptr;
+    if (capture_id(stream)) {
+      report("memory that a graph takes by itself is not simulated");
+      return fail(cudaErrorNotSupported);
+    }
+    if (bytes) *pointer = allocate_in_order(stream, bytes);
+    return bytes == 0 || *pointer ? cudaSuccess : fail(cudaErrorMemoryAllocation);
+  });
+}
+cudaError_t cudaFreeAsync(void *pointer, cudaStream_t handle) {
+  return with_stream(handle, [&](Stream *stream) {
+    return release_in_order(stream, pointer) ? cudaSuccess : fail(cudaErrorInvalidValue);
+  });
+}
+namespace {
+int device_of_pool(cudaMemPool_t pool) { return static_cast<int>(reinterpret_cast<uintptr_t>(pool)) - 1; }
+} // namespace
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep_bytes) {
+  if (!is_device(device_of_pool(pool))) return fail(cudaErrorInvalidValue);
+  trim_pool(device_of_pool(pool), keep_bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void *value) {
+  if (!is_device(device_of_pool(pool))) return fail(cudaErrorInvalidValue);
+  PoolCounters counters = pool_counters(device_of_pool(pool));
+  auto &bytes = *static_cast<uint64_t *>(value);
+  switch (attribute) {
+  case cudaMemPoolAttrUsedMemCurrent: bytes = counters.used; break;
+  case cudaMemPoolAttrUsedMemHigh: bytes = counters.used_high; break;
+  case cudaMemPoolAttrReservedMemCurrent: bytes = counters.reserved; break;
+  case cudaMemPoolAttrReservedMemHigh: bytes = counters.reserved_high; break;
+  default: return fail(cudaErrorNotSupported);
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void *value) {
+  if (!is_device(device_of_pool(pool))) return fail(cudaErrorInvalidValue);
+  switch (attribute) {
+  case cudaMemPoolAttrUsedMemHigh: reset_pool_highs(device_of_pool(pool), true); break;
+  case cudaMemPoolAttrReservedMemHigh: reset_pool_highs(device_of_pool(pool), false); break;
+  case cudaMemPoolAttrReleaseThreshold: // what PyTorch sets: nothing is given back unless that is asked for
+    return *static_cast<uint64_t *>(value) == UINT64_MAX ? cudaSuccess : fail(cudaErrorNotSupported);
+  default: return *static_cast<int *>(value) ? cudaSuccess : fail(cudaErrorNotSupported); // every way to use a block again
+  }
+  return cudaSuccess;
+}
+// Of memory that graphs take by themselves, of which there is none.
+cudaError_t cudaDeviceGetGraphMemAttribute(int, cudaGraphMemAttributeType, void *value) {
+  *static_cast<uint64_t *>(value) = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSetGraphMemAttribute(int, cudaGraphMemAttributeType, void *) { return cudaSuccess; }
+
 cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned) {
   *pointer = allocate_pinned(bytes);
   return *pointer ? cudaSuccess : fail(cudaErrorMemoryAllocation);

@@ -12,6 +12,6 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *, void **device) {
 int nvmlDeviceGetNvLinkRemoteDeviceType(void *, unsigned, int *) { return kNotSupported; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *, unsigned, void *) { return kNotSupported; }
 int nvmlDeviceGetComputeRunningProcesses(void *, unsigned *count, void *) { return *count = 0, kSuccess; }
-int nvmlDeviceGetGpuFabricInfoV(void *, void *) { return kNotSupported; }
+int nvmlDeviceGetGpuFabricInfoV(void *, void *) { return kSuccess; } // PyTorch has filled in that there is none
 
 } // extern "C"

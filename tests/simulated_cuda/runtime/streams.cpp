@@ -325,6 +325,31 @@ void wait_for_device(int device) {
   for (Stream *stream : found) wait_for(stream);
 }
 
+Moment now(Stream *stream) {
+  Lock lock(world().mutex);
+  return Moment{stream->actor, stream->clock[stream->actor], stream->clock, mark(stream)};
+}
+
+bool comes_after(Stream *stream, const Moment &moment) {
+  Lock lock(world().mutex);
+  auto knows = [&moment](const Clock &clock) { return moment.actor < clock.size() && moment.count <= clock[moment.actor]; };
+  return knows(stream->clock) || knows(world().host);
+}
+
+void make_wait(Stream *stream, const Moment &moment) {
+  Lock lock(world().mutex);
+  await(stream, moment.completion, moment.clock);
+}
+
+void add_moment(std::vector<Moment> &moments, const Moment &moment) {
+  for (Moment &known : moments)
+    if (known.actor == moment.actor) {
+      if (known.count < moment.count) known = moment;
+      return;
+    }
+  moments.push_back(moment);
+}
+
 bool host_knows(uintptr_t begin, uintptr_t end) {
   Lock lock(world().mutex);
   return all_waited_for(begin, end, world().host);
