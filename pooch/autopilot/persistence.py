@@ -544,7 +544,7 @@ class Persistence:
                 parameter, needed, room = map(format_bytes, found)
                 self._say(
                     f"{type(optimizer).__name__} takes about {needed} at once to step its largest parameter, of "
-                    f"{parameter}, for which the budget has {room}: optimizer.step() will exceed it"
+                    f"{parameter}, and the budget leaves {room} for that: optimizer.step() will exceed it"
                 )
 
     def moved(self) -> tuple[MovedKind, ...]:

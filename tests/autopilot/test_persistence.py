@@ -164,7 +164,7 @@ def test_what_was_live_before_the_budget_and_above_it_is_told() -> None:
     with pooch.auto(model, parameters_bytes // 2, adamw(model), tell=told.append) as auto:
         step(model, adamw(model))
         assert "were live before the first" in str(auto.summary())
-    assert [line for line in told if "are live before the budget" in line]
+    assert [line for line in told if "were live before the budget of" in line]
 
 
 def test_what_was_there_before_leaves_at_once() -> None:
