@@ -182,7 +182,10 @@ HELD = "Budget held: 99.00 of 100.00 MiB in all 3 steps; "
     ("changes", "verdict"),
     [
         ({}, HELD + "same numbers as plain training; 20% slower, predicted 10%"),
-        ({"compared_deterministically": True, "slowdown": 1.001}, "deterministic algorithms; just as fast, predicted 10% s"),
+        (
+            {"compared_deterministically": True, "slowdown": 1.001},
+            "deterministic algorithms; just as fast, predicted 10% s",
+        ),
         ({"bitwise_equal": False, "slowdown": 0.97}, "NOT the same numbers; 3% faster, predicted 10% slower"),
         ({"bitwise_equal": None, "replay_differences": 0}, "; replays gave the same numbers; 20% slower"),
         ({"bitwise_equal": None, "replay_differences": 1}, "; 1 replay gave other numbers, and copies took its place"),
