@@ -139,9 +139,8 @@ class Known:
         self.is_provisional = False
         self.needed_bytes, self.moving_ms, self.told = 0, 0.0, None
 
-    def shape(self, key: StepKey, derived_away_bytes: int) -> PlannedShape:
-        """Return it as the summary shows it, given what counts as away in a step that was derived."""
-        away_bytes = derived_away_bytes if self.origin == "derived" else self.away_bytes
+    def shape(self, key: StepKey, away_bytes: int) -> PlannedShape:
+        """Return it as the summary shows it, given what was away as it was recorded."""
         return PlannedShape(
             key.text,
             self.origin,
@@ -202,7 +201,8 @@ def without_replays(profile: Profile, values: Collection[int]) -> Profile:
     return replace(profile, ops=ops)
 
 
-def described(plan: Plan, slowdown: float | None) -> str:
-    """Return a plan and the time that a step takes on it in a few words."""
-    peaks = f"{format_bytes(plan.predicted_peak_bytes)} instead of {format_bytes(plan.in_core_peak_bytes)}"
+def described(plan: Plan, away_bytes: int, slowdown: float | None) -> str:
+    """Return a plan, and the time that a step takes on it, in a few words, given what was away as it was recorded."""
+    plain_bytes = plan.in_core_peak_bytes + away_bytes
+    peaks = f"{format_bytes(plan.predicted_peak_bytes)} instead of {format_bytes(plain_bytes)}"
     return peaks if slowdown is None else f"{peaks}, predicted {slower_than(slowdown, 'without Pooch')}"

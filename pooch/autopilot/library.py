@@ -344,7 +344,7 @@ class Library:
             missing = self._times.missing(has_hooks=not known.is_provisional)
             told = known.expected("plan", self._times.beside)
             known.told = None if told is None else replace(told, missing=missing)
-            how = described(answer.plan, known.slowdown)
+            how = described(answer.plan, self._away_bytes(known), known.slowdown)
             more = f"; it {known.reason}" if known.reason else ""
             more += f"; {missing}" if missing else ""
             self._say(f"planned{again} for steps of {key.text}: {how}{more}")
@@ -490,8 +490,13 @@ class Library:
     def shapes(self) -> tuple[PlannedShape, ...]:
         """What is known, for the summary; the most frequent steps first."""
         rows = sorted(self._known.items(), key=lambda item: -item[1].steps)
-        most_away_bytes = max((known.away_bytes for _, known in rows), default=0)
-        return tuple(known.shape(key, most_away_bytes) for key, known in rows)
+        return tuple(known.shape(key, self._away_bytes(known)) for key, known in rows)
+
+    def _away_bytes(self, known: Known) -> int:
+        """What was away as a step was recorded, which plain training has there; for one that was derived, the most."""
+        if known.origin != "derived":
+            return known.away_bytes
+        return max(other.away_bytes for _, other in self._known.items())
 
     def close(self) -> None:
         """Plan no longer."""

@@ -26,6 +26,7 @@ from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.signature import StepKey
 from pooch.autopilot.waiting import JobQueue, Request
 from pooch.ground.bounded import RecentlyUsed, Topics
+from pooch.ground.units import format_bytes
 from pooch.ground.wording import slower_than
 from pooch.ir import HookCosts, Profile
 from pooch.machine import CopySpeed
@@ -563,6 +564,21 @@ class _Moving(LoopTimes):
     @property
     def beside(self) -> Beside:
         return Beside(20.0, 40.0, 10.0) if self.is_known else Beside(20.0)
+
+
+def test_a_planned_step_is_compared_with_what_plain_training_takes() -> None:
+    """State that was away while the step was recorded is there in plain training, and the summary counts it."""
+    profile, told, away_bytes = blocks(6), list[str](), 24 * 2**20
+    library = Library(PlanOptions(), told.append, HostCosts(CopySpeed("not measured")), times=_Moving())
+    for _ in range(2):
+        _, known = library.choose(KEY, profile.persistent_bytes, int(0.7 * profile.peak_bytes))
+    library.recorded(KEY, known, profile, 1)
+    known.away_bytes = away_bytes
+    for _ in range(3):
+        library.choose(KEY, profile.persistent_bytes, int(0.7 * profile.peak_bytes))
+    (line,), (shape,) = told, library.shapes()
+    assert shape.in_core_peak_bytes == profile.peak_bytes + away_bytes
+    assert f" instead of {format_bytes(shape.in_core_peak_bytes)}, " in line
 
 
 MOVES = "steps of 4: moving parameters, gradients and the optimizer's state takes 40.0 ms of"
