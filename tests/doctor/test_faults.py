@@ -142,6 +142,7 @@ def test_a_check_that_never_ends_is_interrupted_and_named() -> None:
         signal.setitimer(signal.ITIMER_REAL, *timer)
     assert [each.check for each in found.faults] == ["a file system that does not answer"]
     assert "did not end in time" in found.faults[0].text
+    assert "on an idle machine" in found.faults[0].text
     assert signal.getsignal(signal.SIGALRM) is before
 
 
