@@ -337,7 +337,7 @@ class StepDriver:
             self.budget.size_bytes,
             is_settled=settled,
             has_tier=has_tier,
-            away_bytes=self._persistence.away_state_bytes,
+            away=self._persistence.away,
         )
         outlasts = can_outlast_the_call()
         if decision == "record" and (not outlasts or (is_profiling() and needs_profiler(self.governed.device))):
@@ -689,7 +689,7 @@ class StepDriver:
             self.budget.spared_bytes = self.graphs.spared_bytes
         if profile is not None:
             self.library.recorded(running.key, running.known, profile, running.calls)
-            running.known.away_bytes = self._persistence.away_bytes
+            running.known.away_bytes = self._persistence.away.all_bytes
             self._remarks.margin(margin_bytes(self._live, profile))
             self.budget.step_was_recorded(profile.peak_bytes)
         elif running.decision == "online" and is_complete:

@@ -21,6 +21,22 @@ TRIED_STEPS = 5  # on a plan that needs more than the budget, before its times a
 DIFFERED = "a replay of it gave other bits in training"
 
 
+@dataclass(frozen=True, slots=True)
+class Away:
+    """What outlives steps and is away as one begins.
+
+    Attributes:
+        all_bytes: All of it.
+        state_bytes: What of it is the optimizers' state.
+    """
+
+    all_bytes: int = 0
+    state_bytes: int = 0
+
+
+NOTHING_AWAY = Away()
+
+
 @dataclass
 class Trial:
     """How steps went without a plan, and on one that needs more than the budget.
@@ -158,9 +174,8 @@ class Known:
         self.is_provisional = False
         self.needed_bytes, self.moving_ms, self.staying_bytes, self.told = 0, 0.0, 0, None
 
-    def shape(self, key: StepKey, derived_away_bytes: int) -> PlannedShape:
-        """Return it as the summary shows it, given what counts as away in a step that was derived."""
-        away_bytes = derived_away_bytes if self.origin == "derived" else self.away_bytes
+    def shape(self, key: StepKey, away_bytes: int) -> PlannedShape:
+        """Return it as the summary shows it, given what was away as it was recorded."""
         return PlannedShape(
             key.text,
             self.origin,
@@ -228,7 +243,7 @@ def described(plan: Plan, slowdown: float | None, staying_bytes: int = 0, away_b
         plan: The plan.
         slowdown: The time over that without Pooch, or None.
         staying_bytes: What stays of the optimizers' state that was away when it was made.
-        away_bytes: All of that.
+        away_bytes: All that was away then.
     """
     peak_bytes, in_core_bytes = plan.predicted_peak_bytes + staying_bytes, plan.in_core_peak_bytes + away_bytes
     peaks = f"{format_bytes(peak_bytes)} instead of {format_bytes(in_core_bytes)}"

@@ -17,7 +17,7 @@ from ..ir import Link, Plan, Profile
 from ..torchtools.calls import compiled_part
 from .cache import Cached, PlanCache
 from .costs import CostSource
-from .known import Family, Known, Trial, described, without_replays
+from .known import NOTHING_AWAY, Away, Family, Known, Trial, described, without_replays
 from .loop_times import LEAVING, MOVING, LoopTimes
 from .quiet import QuietKind
 from .requests import Arrival, PlanRequests
@@ -71,7 +71,8 @@ class Library:
         self.requests = PlanRequests(options, costs, cache)
         self._budget_bytes = 0
         self._is_warm = False  # whether a step was run
-        self._is_settled, self._has_tier, self._away_bytes = True, True, 0
+        self._is_settled = self._has_tier = True
+        self._away = NOTHING_AWAY
         self._fresh: list[StepKey] = []  # recorded, and not looked at since
         self.events: deque[str] = deque(maxlen=MOST_EVENTS)
 
@@ -85,7 +86,7 @@ class Library:
         *,
         is_settled: bool = True,
         has_tier: bool = True,
-        away_bytes: int = 0,
+        away: Away = NOTHING_AWAY,
     ) -> tuple[Decision, Known]:
         """Decide how to run a step.
 
@@ -96,9 +97,9 @@ class Library:
             is_settled: Whether wrappers of the models have arranged what they arrange in their first steps.
             has_tier: Whether the swap tier can be used. Without it, steps replay: plans that swap are not followed, and
                 no step is recorded, as nothing is replayed then.
-            away_bytes: What of the optimizers' state is away, and may stay if a plan leaves room for it.
+            away: What is away as it begins.
         """
-        self._is_settled, self._has_tier, self._away_bytes = is_settled, has_tier, away_bytes
+        self._is_settled, self._has_tier, self._away = is_settled, has_tier, away
         if budget_bytes is not None:
             self._budget_bytes = budget_bytes
         self._take_answers()
@@ -233,7 +234,7 @@ class Library:
     def _ask(
         self, key: StepKey, known: Known, anchors: Sequence[KnownStep], start_bytes: int, target_bytes: int
     ) -> None:
-        self.requests.ask(key, known, anchors, start_bytes, target_bytes, self._held_bytes, self._away_bytes)
+        self.requests.ask(key, known, anchors, start_bytes, target_bytes, self._held_bytes, self._away.state_bytes)
 
     @property
     def _held_bytes(self) -> int | None:
@@ -357,15 +358,15 @@ class Library:
             known.table = table if known.table is None else table.after(known.table)
             known.profile, known.plan = answer.profile, answer.plan
             known.moving_ms, known.needed_bytes, known.reason = answer.moving_ms, 0, ""
-            known.staying_bytes, away_bytes = answer.staying_bytes, arrival.request.job.away_bytes
+            known.staying_bytes, known.away_bytes = answer.staying_bytes, self._away.all_bytes
             if answer.minimum_bytes:
                 self._needs_more(known, answer.minimum_bytes)
-            if away_bytes:
+            if arrival.request.job.away_bytes:
                 self._times.measure_anew()
             missing = self._times.missing(has_hooks=not known.is_provisional)
             told = known.expected("plan", self._times.beside)
             known.told = None if told is None else replace(told, missing=missing)
-            how = described(answer.plan, known.slowdown, known.staying_bytes, away_bytes)
+            how = described(answer.plan, known.slowdown, known.staying_bytes, self._away_bytes(known))
             more = f"; it {known.reason}" if known.reason else ""
             more += f"; {missing}" if missing else ""
             self._say(f"planned{again} for steps of {key.text}: {how}{more}")
@@ -522,8 +523,13 @@ class Library:
     def shapes(self) -> tuple[PlannedShape, ...]:
         """What is known, for the summary; the most frequent steps first."""
         rows = sorted(self._known.items(), key=lambda item: -item[1].steps)
-        most_away_bytes = max((known.away_bytes for _, known in rows), default=0)
-        return tuple(known.shape(key, most_away_bytes) for key, known in rows)
+        return tuple(known.shape(key, self._away_bytes(known)) for key, known in rows)
+
+    def _away_bytes(self, known: Known) -> int:
+        """What was away as a step was recorded, which plain training has there; for one that was derived, the most."""
+        if known.origin != "derived":
+            return known.away_bytes
+        return max(other.away_bytes for _, other in self._known.items())
 
     def close(self) -> None:
         """Plan no longer."""

@@ -30,6 +30,7 @@ from ..torchtools.standing_aside import CallsEverywhere
 from ..torchtools.tensors import gradient_of
 from ..torchtools.threads import is_alone
 from ..torchtools.watch import LIBRARY, unmark
+from .known import NOTHING_AWAY, Away
 from .loop_times import LoopTimes
 from .optimizer_states import OptimizerStates, is_on, is_stepping, parameters_of, stepped_by
 from .persistent_needs import PersistentNeeds
@@ -107,14 +108,12 @@ class Persistence:
         return self.memory is not None and self.memory.moved_bytes > self._moved_bytes
 
     @property
-    def away_bytes(self) -> int:
+    def away(self) -> Away:
         """What of it is away, which plain training has there."""
-        return 0 if self.memory is None else self.memory.values.away_bytes()
-
-    @property
-    def away_state_bytes(self) -> int:
-        """What of the optimizers' state is away."""
-        return 0 if self.memory is None else self.memory.values.away_bytes("state")
+        if self.memory is None:
+            return NOTHING_AWAY
+        values = self.memory.values
+        return Away(values.away_bytes(), values.away_bytes("state"))
 
     def refuse(self) -> None:
         """Have nothing leave, as that would free nothing."""
@@ -559,7 +558,7 @@ class Persistence:
                 parameter, needed, room = map(format_bytes, found)
                 self._say(
                     f"{type(optimizer).__name__} takes about {needed} at once to step its largest parameter, of "
-                    f"{parameter}, for which the budget has {room}: optimizer.step() will exceed it"
+                    f"{parameter}, and the budget leaves {room} for that: optimizer.step() will exceed it"
                 )
 
     def moved(self) -> tuple[MovedKind, ...]:

@@ -93,8 +93,8 @@ class Remarks:
         """Tell that more than the budget is live before it is held."""
         if live_bytes > budget_bytes:
             self._warn(
-                f"{format_bytes(live_bytes)} are live before the budget of {format_bytes(budget_bytes)} is held: "
-                "what is built before that is not bounded by it; from here on it holds as far as that can leave"
+                f"{format_bytes(live_bytes)} were live before the budget of {format_bytes(budget_bytes)} was set, "
+                "which could not bound them; from here on it is held, as far as what is there can leave"
             )
 
     def spills(self, budget_bytes: int, room_bytes: int) -> None:

@@ -72,10 +72,10 @@ class Staying:
         largest = ", ".join(f"{name} {format_bytes(size_bytes)}" for size_bytes, name in held[:_NAMED])
         rest_bytes = max(0, live_bytes - trained_bytes - held_bytes)
         return (
-            f"of {format_bytes(live_bytes)} that stayed then, {format_bytes(held_bytes)} are tensors that the program "
-            f"holds{f' (the largest: {largest})' if largest else ''}, {format_bytes(trained_bytes)} parameters, "
-            f"gradients, buffers and the optimizer's state, and {format_bytes(rest_bytes)} what autograd holds and ops "
-            "work on"
+            f"when {format_bytes(live_bytes)} were live and nothing more could leave, {format_bytes(held_bytes)} were "
+            f"tensors that the program holds{f' (the largest: {largest})' if largest else ''}, "
+            f"{format_bytes(trained_bytes)} parameters, gradients, buffers and the optimizer's state, and "
+            f"{format_bytes(rest_bytes)} what autograd holds and ops work on"
         )
 
     def _by_storage(self, tensors: Iterable[torch.Tensor]) -> dict[int, tuple[int, str]]:

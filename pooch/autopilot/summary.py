@@ -438,7 +438,7 @@ def _doubt(summary: AutoSummary) -> str | None:
         took, told = (f"{each / 1000:.1f} s" for each in (summary.moving_ms, summary.predicted_moving_ms))
         why = f"{LEAVING if _are_mostly_online(summary) else MOVING} took {took} of it instead of {told}"
     elif ratio < 1:
-        why = "ops took longer when the step was recorded, so it may be slower against plain steps than is said"
+        why = "ops took longer when the step was recorded, so steps may lose more against plain ones than is said"
     else:
         why = "hooks and copies cost more than was measured, or the machine is busier than when the step was recorded"
     return f"the prediction was not kept: {_compared(summary)} took {ratio:.2f}x what was predicted; {why}"

@@ -42,7 +42,7 @@ def slower(ratio: float) -> str:
         return f"{ratio:.1f} times as long"
     percent = round(100 * (ratio - 1))
     if percent == 0:
-        return "as fast"
+        return "just as fast"
     return f"{abs(percent)}% {'slower' if percent > 0 else 'faster'}"
 
 

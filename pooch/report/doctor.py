@@ -16,12 +16,11 @@ def doctor_verdict(examination: Examination) -> str:
         notes = sum(each.status == "told" for each in examination.findings)
         noted = f", {notes} with a note" if notes else ""
         return f"Nothing is wrong on {examination.device}: {many} checks in {seconds}{noted}"
-    names = ", ".join(each.check for each in examination.causes)
+    few, names = len(examination.causes), ", ".join(each.check for each in examination.causes)
     others = len(examination.faults) - len(examination.causes)
-    rest = f"; {others} more were not run" if others else ""
-    return (
-        f"{len(examination.causes)} of {many} checks on {examination.device} are not right ({seconds}): {names}{rest}"
-    )
+    rest = f"; {others} more {'was' if others == 1 else 'were'} not run" if others else ""
+    verb = "is" if few == 1 else "are"
+    return f"{few} of {many} checks on {examination.device} {verb} not right ({seconds}): {names}{rest}"
 
 
 def doctor_table(examination: Examination) -> FittedTable:

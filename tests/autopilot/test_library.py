@@ -20,7 +20,7 @@ from pooch.autopilot import shapes
 from pooch.autopilot.cache import PlanCache, Purpose
 from pooch.autopilot.costs import Costs, HostCosts
 from pooch.autopilot.jobs import Answer, Job, answered, completed, done
-from pooch.autopilot.known import MOST_RECORDS, TRIED_STEPS, Known
+from pooch.autopilot.known import MOST_RECORDS, TRIED_STEPS, Away, Known
 from pooch.autopilot.library import MOST_RECORDED, PLANNED_SHARE, Library
 from pooch.autopilot.loop_times import SETTLING_STEPS, Beside, LoopTimes
 from pooch.autopilot.requests import PlanRequests
@@ -567,6 +567,22 @@ class _Moving(LoopTimes):
         return Beside(20.0, 40.0, 10.0) if self.is_known else Beside(20.0)
 
 
+def test_a_planned_step_is_compared_with_what_plain_training_takes() -> None:
+    """State that was away while the step was recorded is there in plain training, and the summary counts it."""
+    profile, told, away_bytes = blocks(6), list[str](), 24 * 2**20
+    library = Library(PlanOptions(), told.append, HostCosts(CopySpeed("not measured")), times=_Moving())
+    for _ in range(2):
+        _, known = library.choose(KEY, profile.persistent_bytes, int(0.7 * profile.peak_bytes))
+    library.recorded(KEY, known, profile, 1)
+    known.away_bytes = away_bytes
+    assert library.shapes()[0].in_core_peak_bytes == profile.peak_bytes + away_bytes
+    for _ in range(3):
+        library.choose(KEY, profile.persistent_bytes, int(0.7 * profile.peak_bytes), away=Away(away_bytes))
+    (line,), (shape,) = told, library.shapes()
+    assert shape.in_core_peak_bytes == profile.peak_bytes + away_bytes
+    assert f" instead of {format_bytes(shape.in_core_peak_bytes)}, " in line
+
+
 LEAVES = "steps of 4 without a plan: what leaves and comes back takes 40.0 ms of"
 MOVES = "steps of 4: moving parameters, gradients and the optimizer's state takes 40.0 ms of"
 
@@ -677,10 +693,10 @@ def a_planned_library() -> tuple[Library, Known]:
     library = Library(PlanOptions(), told.append, HostCosts(CopySpeed("not measured")))
     budget_bytes, away_bytes = int(0.7 * profile.peak_bytes), int(0.1 * profile.peak_bytes)
     for _ in range(2):
-        _, known = library.choose(KEY, profile.persistent_bytes, budget_bytes, away_bytes=away_bytes)
+        _, known = library.choose(KEY, profile.persistent_bytes, budget_bytes, away=Away(away_bytes, away_bytes))
     library.recorded(KEY, known, profile, 1)
     for _ in range(3):
-        decision, known = library.choose(KEY, profile.persistent_bytes, budget_bytes, away_bytes=away_bytes)
+        decision, known = library.choose(KEY, profile.persistent_bytes, budget_bytes, away=Away(away_bytes, away_bytes))
     assert decision == "plan"
     assert known.plan is not None
     assert known.staying_bytes > 0

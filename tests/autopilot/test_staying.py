@@ -35,7 +35,7 @@ def lines_of(budget: int | str, held: list[torch.Tensor]) -> list[str]:
             optimizer.step()
             optimizer.zero_grad()
     assert held or not under.summary.steps_over_budget
-    return [line for line in under.told if " that stayed then, " in line]
+    return [line for line in under.told if " were live and nothing more could leave, " in line]
 
 
 def test_the_largest_tensors_that_the_program_holds_are_named_once() -> None:
@@ -49,8 +49,8 @@ def test_the_largest_tensors_that_the_program_holds_are_named_once() -> None:
     (line,) = lines_of(4 * 2**20, held)
     del arrays
     names = "float32[1024,1033] 4.04 MiB, float32[1024,1031] 4.03 MiB, float32[64,320] 80.00 KiB"
-    assert f"are tensors that the program holds (the largest: {names})" in line
-    figures = re.findall(r"([\d.]+) (B|KiB|MiB) (?:that|are|param|what)", line)
+    assert f"were tensors that the program holds (the largest: {names})" in line
+    figures = re.findall(r"([\d.]+) (B|KiB|MiB) (?:were|param|what)", line)
     live_bytes, held_bytes, *others_bytes = (float(number) * UNITS[unit] for number, unit in figures)
     assert live_bytes == pytest.approx(held_bytes + sum(others_bytes), abs=0.02 * 2**20)
     assert sum(each.untyped_storage().nbytes() for each in held) <= held_bytes + 0.01 * 2**20
@@ -120,7 +120,7 @@ def test_objects_are_looked_through_while_more_is_live_and_not_told_yet() -> Non
         staying.look()
         assert len(looks) > 1 or live_bytes < 2 * 2**20, "hardly more was live the second time"
     assert len(looks) == 5
-    assert "of 5.00 MiB that stayed then" in str(staying.take())
+    assert str(staying.take()).startswith("when 5.00 MiB were live and nothing more could leave, ")
     assert staying.take() is None
 
 

@@ -60,7 +60,7 @@ def test_a_fault_is_the_first_thing_that_is_told(
     these(monkeypatch, Finding("clocks", "passed", "they agree"), Finding("link", "failed", "slow: look at the slot"))
     told = pooch_command("doctor", "--device", "cpu", "-o", tmp_path / "found.json")
     assert told.code == 1
-    assert told.out.startswith("1 of 2 checks on cpu are not right (0 s): link\n")
+    assert told.out.startswith("1 of 2 checks on cpu is not right (0 s): link\n")
     assert "slow: look at the slot" in told.out
     assert "not right on this machine: link" in told.error_line
     as_json = pooch_command("doctor", "--device", "cpu", "-o", tmp_path / "found.json", "--json", "--force")

@@ -21,6 +21,7 @@ from tests.executor.test_tier_faults import changed_on_disk
 
 Put = Callable[[pytest.MonkeyPatch, Path], None]
 MISSING = "/nowhere/at/all"
+SLOW_LINK_BYTES_PER_MS = 1.0  # no disk is as slow as that, whatever else it does
 
 
 @dataclass(frozen=True)
@@ -47,25 +48,28 @@ def _generator_is_not_set(patch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def _copies_are_not_awaited(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    class Ended:
-        """Says that the copy has ended as soon as it is asked to wait."""
+    class Late:
+        """Waits for nothing. The copy begins once somebody asks whether it has ended: no sooner on any machine."""
 
-        def __init__(self, ticket: Any) -> None:
-            self._ticket, self.error = ticket, None
+        def __init__(self, *arguments: Any) -> None:
+            self._arguments, self._ticket, self.error = arguments, None, None
 
         def is_done(self) -> bool:
+            if self._ticket is None:
+                self._ticket = real(*self._arguments)
             return bool(self._ticket.is_done())
 
         def wait(self) -> float:
             return 0.0
 
     real = CpuArena.copy_out
-    patch.setattr(CpuArena, "copy_out", lambda *arguments: Ended(real(*arguments)))
+    patch.setattr(CpuArena, "copy_out", lambda *arguments: Late(*arguments))
 
 
 def _link_is_slow(patch: pytest.MonkeyPatch, folder: Path) -> None:
     real = tier.measure_link
-    patch.setattr(tier, "measure_link", lambda *given, **more: replace(real(*given, **more), in_bytes_per_ms=1000.0))
+    slow = {"in_bytes_per_ms": SLOW_LINK_BYTES_PER_MS}
+    patch.setattr(tier, "measure_link", lambda *given, **more: replace(real(*given, **more), **slow))
 
 
 def _disk_is_full(patch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -171,7 +175,7 @@ FAULTS = (
         "failed",
         _native_part_does_not_compile,
     ),
-    Fault("an operator that varies", "operators", "operators", "aten::erf", _operator_varies),
+    Fault("an operator that varies", "operators", "operators", "aten::erf differs from run to run,", _operator_varies),
     Fault("other bytes in memory", "copies", "copied bytes", "other bytes", _copy_gives_other_bytes),
     Fault("other bytes on the disk", "copies", "copied bytes", "other bytes", _disk_gives_other_bytes),
     Fault("a wrong memory counter", "memory counters", "memory counters", "were measured as", _counter_is_wrong),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from random import Random
+from traceback import walk_stack
 
 import pytest
 
@@ -32,6 +33,22 @@ def test_a_start_that_needs_less_hides_none_that_leads_further(seed: int) -> Non
     everything = trials.candidates.all_of("recompute")
     improved = _improve(trials, Leanest(everything, trials.least_budget(everything)))
     assert leanest_plan(of_replays(seed, 8)).budget_bytes <= improved.budget_bytes
+
+
+def test_single_changes_follow_one_another_at_one_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An LSTM over 128 steps takes hundreds of changes: each within the last one would pass Python's limit."""
+    trials, depths = of_replays(0, 40), []
+    least_budget = trials.least_budget
+
+    def asked(decisions: dict[int, Choice]) -> int:
+        depths.append(sum(1 for _ in walk_stack(None)))
+        return least_budget(decisions)
+
+    monkeypatch.setattr(trials, "least_budget", asked)
+    keeping = trials.candidates.all_of("keep")
+    assert _improve(trials, Leanest(keeping, least_budget(keeping))).decisions != keeping
+    assert len(depths) > 3
+    assert len(set(depths)) == 1
 
 
 def test_what_it_finds_is_near_the_least_that_any_plan_needs() -> None:

@@ -182,13 +182,16 @@ HELD = "Budget held: 99.00 of 100.00 MiB in all 3 steps; "
     ("changes", "verdict"),
     [
         ({}, HELD + "same numbers as plain training; 20% slower, predicted 10%"),
-        ({"compared_deterministically": True, "slowdown": 1.001}, "deterministic algorithms; as fast, predicted 10% s"),
+        (
+            {"compared_deterministically": True, "slowdown": 1.001},
+            "deterministic algorithms; just as fast, predicted 10% s",
+        ),
         ({"bitwise_equal": False, "slowdown": 0.97}, "NOT the same numbers; 3% faster, predicted 10% slower"),
         ({"bitwise_equal": None, "replay_differences": 0}, "; replays gave the same numbers; 20% slower"),
         ({"bitwise_equal": None, "replay_differences": 1}, "; 1 replay gave other numbers, and copies took its place"),
         ({"bitwise_equal": None}, "; numbers not compared (--check); "),
         ({"bitwise_equal": None, "repeatable": False}, "plain training do not repeat"),
-        ({"slowdown": 2.53, "predicted_slowdown": 0.997}, "; 2.5 times as long, predicted as fast"),
+        ({"slowdown": 2.53, "predicted_slowdown": 0.997}, "; 2.5 times as long, predicted just as fast"),
         ({"slowdown": None}, "predicted 10% slower than plain steps, which do not fit here"),
         (
             {"measured_peak_bytes": 101 * 2**20, "steps_over_budget": 2},

@@ -92,13 +92,18 @@ def try_operators(patient: Patient) -> Iterator[Finding]:
     unknown = [name for name in varying if not may_vary(name.partition(" ")[0])]
     figures: dict[str, Figure] = {"operators": len(calls), "differ": ", ".join(varying) or "none"}
     if unknown:
-        text = f"{', '.join(unknown)} differ from run to run, which is not documented"
+        text = f"{', '.join(unknown)} {_differ(unknown)} from run to run, which is not documented"
         yield Finding("operators", "failed", f"{text}: replays of them are found out, and cost a copy", figures)
     elif varying:
-        text = f"{', '.join(varying)} differ from run to run, as documented; torch.use_deterministic_algorithms(True)"
-        yield Finding("operators", "told", f"{text} makes most of them repeat", figures)
+        text = f"{', '.join(varying)} {_differ(varying)} from run to run, as documented"
+        remedy = "torch.use_deterministic_algorithms(True) makes most ops repeat"
+        yield Finding("operators", "told", f"{text}; {remedy}", figures)
     else:
         yield Finding("operators", "passed", f"{len(calls)} operators give the same bits each time", figures)
+
+
+def _differ(operators: list[str]) -> str:
+    return "differs" if len(operators) == 1 else "differ"
 
 
 def measure_hooks(patient: Patient) -> Iterator[Finding]:

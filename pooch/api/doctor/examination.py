@@ -147,7 +147,8 @@ def _found(check: Check, patient: Patient) -> list[Finding]:
     try:
         found.extend(check.run(patient))
     except _TooLong:
-        found.append(Finding(check.name, "failed", "it did not end in time: look at what it waits for"))
+        text = "it did not end in time: look at what it waits for, or try again on an idle machine"
+        found.append(Finding(check.name, "failed", text))
     except Exception as error:  # noqa: BLE001 - whatever it is, the other checks go on
         what = str(error) if isinstance(error, PoochError) else f"{type(error).__name__}: {first_line(error)}"
         found.append(Finding(check.name, "failed", what))

@@ -25,7 +25,7 @@ def try_copies(engine: CopyEngine, device: torch.device, size_bytes: int) -> Out
 
     First the host waits for each copy to end, so that what comes back depends on the bytes alone. Then only `wait` is
     called, as in a step: where compute goes on before a copy has ended, it writes over what is still being read, or
-    reads what has not come back yet.
+    reads what has not come back yet. These are other bytes than before, which a late copy would find in its place.
 
     Args:
         engine: The engine.
@@ -36,9 +36,12 @@ def try_copies(engine: CopyEngine, device: torch.device, size_bytes: int) -> Out
         TierError: If the tier cannot be used, or has noticed by itself that it gave back other bytes.
     """
     with closing(engine.open_arena(size_bytes)) as arena:
-        if not _comes_back(engine, arena, device, size_bytes, lambda ticket: _ended(ticket, device)):
+        first = noise(size_bytes, device).view(torch.uint8)
+        if not _comes_back(engine, arena, first, lambda ticket: _ended(ticket, device)):
             return "other bytes"
-        if not _comes_back(engine, arena, device, size_bytes, lambda ticket: None):
+        del first
+        other = noise(size_bytes, device).view(torch.uint8).bitwise_not_()
+        if not _comes_back(engine, arena, other, lambda ticket: None):
             return "not awaited"
     return "right"
 
@@ -51,10 +54,7 @@ def _ended(ticket: Ticket, device: torch.device) -> None:
     synchronize(device)
 
 
-def _comes_back(
-    engine: CopyEngine, arena: Arena, device: torch.device, size_bytes: int, settle: Callable[[Ticket], None]
-) -> bool:
-    value = noise(size_bytes, device).view(torch.uint8)
+def _comes_back(engine: CopyEngine, arena: Arena, value: torch.Tensor, settle: Callable[[Ticket], None]) -> bool:
     expected = value.clone()
     returned = torch.zeros_like(value)
     out = arena.copy_out(value.untyped_storage(), 0)
@@ -64,7 +64,7 @@ def _comes_back(
     _await(back, engine, settle)
     is_same = torch.equal(returned, expected)
     for ticket in (out, back):  # memory that a copy still uses must not go
-        _ended(ticket, device)
+        _ended(ticket, value.device)
     return is_same
 
 

@@ -109,21 +109,28 @@ def _most_in_tier(trials: Trials, others: Decisions, chosen: list[int]) -> int:
 
 
 def _improve(trials: Trials, leanest: Leanest, enough_bytes: int = 0) -> Leanest:
-    """Try single changes of what takes room at the fullest point, as long as the need shrinks and is too high."""
-    if leanest.budget_bytes <= enough_bytes:
-        return leanest
+    """Change single choices of what takes room at the fullest point, as long as the need shrinks and is too high."""
+    while leanest.budget_bytes > enough_bytes:
+        better = _changed(trials, leanest)
+        if better is None:
+            break
+        leanest = better
+    return leanest
+
+
+def _changed(trials: Trials, leanest: Leanest) -> Leanest | None:
+    """The first of some single changes with which fewer bytes suffice, or None."""
     tried = 0
     for decisions in _changes(trials.candidates, leanest):
         if int(trials.candidates.least_points(decisions).max()) >= leanest.budget_bytes:
             continue
         evaluation = trials.request.evaluator.evaluate(decisions, leanest.budget_bytes - 1)
         if evaluation.timeline.peak_bytes < leanest.budget_bytes and trials.fits_host(evaluation):
-            budget_bytes = min(trials.least_budget(decisions), leanest.budget_bytes - 1)
-            return _improve(trials, Leanest(decisions, budget_bytes), enough_bytes)
+            return Leanest(decisions, min(trials.least_budget(decisions), leanest.budget_bytes - 1))
         tried += 1
         if tried == TOGGLES:
             break
-    return leanest
+    return None
 
 
 def _changes(candidates: Candidates, leanest: Leanest) -> Iterator[dict[int, Choice]]:
