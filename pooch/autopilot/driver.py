@@ -45,7 +45,7 @@ from .library import MOST_FAILURES, Library
 from .native_quiet import NativeQuiet
 from .persistence import Persistence
 from .quiet import FAR_SHARE, QuietCalls, QuietKind, QuietTally
-from .remarks import BACKWARD_IS_COMPILED, MOVES_WITHIN, NOTHING_LEFT, OWN_HOOKS, OWN_HOOKS_FIRST, Remarks
+from .remarks import BACKWARD_IS_COMPILED, NOTHING_LEFT, OWN_HOOKS, OWN_HOOKS_FIRST, Remarks
 from .running import RunningStep
 from .signature import REGION, StepKey, step_key
 from .stacks import can_outlast_the_call, has_own_hooks, is_ordinary_call, nothing_is_around
@@ -669,12 +669,9 @@ class StepDriver:
         try:
             running.close_backward()
             running.close_forward()
-            moves = self._persistence.moves
-            is_recorded = is_complete and running.is_whole and not moves
-            if moves and running.decision == "record":
-                running.known.reason = MOVES_WITHIN
-            self._persistence.step_ends(peak_bytes - running.start_bytes)
-            profile = running.step.end(is_recorded)
+            has_no_plan_yet = running.decision != "plan" and running.known.may_be_planned
+            self._persistence.step_ends(peak_bytes - running.start_bytes, may_still_be_planned=has_no_plan_yet)
+            profile = running.step.end(is_complete and running.is_whole)
         except Exception:
             self._running = self._claimed = None
             raise

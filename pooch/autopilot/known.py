@@ -154,7 +154,7 @@ class Known:
         """
         trial, within_ms = self.trial, beside.within_ms
         is_known = trial.online_own_ms or self.profile is None
-        if not (trial.online_ms and is_known and (beside.moving_ms or self.has_settled)):
+        if self.is_pending or not (trial.online_ms and is_known and (beside.moving_ms or self.has_settled)):
             return None
         online_ms = median(trial.online_ms)
         own_ms = median(trial.online_own_ms) if trial.online_own_ms else within_ms
@@ -164,9 +164,14 @@ class Known:
         return Told(plain_ms, online_ms + in_optimizers_ms, beside.optimizer_ms, own_ms + in_optimizers_ms, "online")
 
     @property
+    def may_be_planned(self) -> bool:
+        """Whether there may be a plan for it one day: it was neither refused, nor can it not be recorded."""
+        return not (self.minimum_bytes or self.never_recorded)
+
+    @property
     def has_settled(self) -> bool:
-        """Whether it ran often without a plan, and none is on its way."""
-        return self.steps > SETTLING_STEPS and len(self.trial.online_ms) == TRIED_STEPS and not self.is_pending
+        """Whether it ran often without a plan."""
+        return self.steps > SETTLING_STEPS and len(self.trial.online_ms) == TRIED_STEPS
 
     def has_no_plan(self) -> None:
         """Forget its plan, if there is one."""

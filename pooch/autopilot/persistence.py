@@ -461,20 +461,21 @@ class Persistence:
             self._is_refused or health.fault is not None or health.known is not None or _are_addresses_recorded()
         )
 
-    def step_ends(self, rise_bytes: int) -> None:
+    def step_ends(self, rise_bytes: int, *, may_still_be_planned: bool = False) -> None:
         """Note that a step ends, in which nothing had to leave if it can be planned.
 
         What Ctrl-C cuts short may have passed the budget because something was just about to leave.
 
         Args:
             rise_bytes: By how much its peak was above what was live before it.
+            may_still_be_planned: Whether it had no plan, and there may be one for such steps that needs less.
         """
         self._tell_untold()
         if isinstance(sys.exception(), KeyboardInterrupt):
             return
         self._needs.step_ended(rise_bytes)
         self._has_missed = self._has_missed or self._evictor.missing_bytes > 0
-        if self.may_plan and self.moves:
+        if self.may_plan and self.moves and not may_still_be_planned:
             self._steps_with_moves += 1
 
     def _is_needed(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> bool:

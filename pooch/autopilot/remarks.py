@@ -31,7 +31,6 @@ NOTHING_LEFT = (
     "everything that can leave had left, and the rest is parameters, gradients, the optimizer's state, inputs, what "
     f"the program holds and {_SINGLE_OPS}; raise the budget or lower the batch size"
 )
-MOVES_WITHIN = "parameters, gradients or the optimizer's state leave the device or come back in it"
 OTHER_THREAD = (
     "another thread took it, and activations only leave when the thread of the step allocates; raise the budget, or "
     "let fewer threads compute at the same time"

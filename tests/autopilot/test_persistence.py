@@ -26,10 +26,12 @@ import pooch
 import pooch.autopilot.persistence
 from pooch.autopilot.autopilot import Auto
 from pooch.autopilot.costs import HostCosts
+from pooch.autopilot.driver import StepDriver
 from pooch.autopilot.jobs import Answer, Job, done
 from pooch.autopilot.requests import PlanRequests
 from pooch.executor.persistent import PersistentMemory
 from pooch.ground.errors import TierError
+from pooch.ir import Profile
 from pooch.torchtools import watch
 from tests.live_before import live_before
 from tests.other_threads import another_thread
@@ -689,6 +691,46 @@ def test_steps_are_planned_with_the_state_away() -> None:
             return losses, everything(model, optimizer)
 
     assert found(4 * 2**20 + 2**19) == found(None)
+
+
+def recorded(budget: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Profile, bool]:
+    """Return the profile of a step, and whether anything that outlives steps has left or come back in it."""
+    model, moves = network(), list[bool]()
+    optimizer, end = adamw(model), StepDriver._end
+    torch.manual_seed(1)
+
+    def ended(driver: StepDriver, is_complete: bool) -> None:
+        running = driver.running
+        if running is not None and running.decision == "record":
+            moves.append(driver._persistence.moves)
+        end(driver, is_complete)
+
+    with monkeypatch.context() as patched, held(model, optimizer, budget) as auto:
+        patched.setattr(StepDriver, "_end", ended)
+        patched.setattr(PlanRequests, "ask", lambda *_: None)
+        for _ in range(3):
+            model(torch.randn(512, WIDTH)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        (profile,) = [known.profile for _, known in auto._driver.library._known.items() if known.profile is not None]
+    (has_moved,) = moves
+    return profile, has_moved
+
+
+@pytest.mark.parametrize("budget", [2**21 + 3 * 2**19, 2**21 + 2**20])
+def test_a_step_is_recorded_as_if_nothing_had_moved_in_it(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, is_moved = recorded(2**28, monkeypatch)
+    assert not is_moved
+    found, is_moved = recorded(budget, monkeypatch)
+    assert is_moved
+
+    def facts(profile: Profile) -> list[object]:
+        less = profile.persistent_bytes
+        ops = [(op.name, op.reads, op.writes, op.entry_bytes - less, op.peak_bytes - less) for op in profile.ops]
+        values = [replace(value, packs=False) for value in profile.values]
+        return [profile.peak_bytes - less, ops, values]
+
+    assert facts(found) == facts(plain)
 
 
 class LeavesRoom:
