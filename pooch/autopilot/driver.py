@@ -331,13 +331,14 @@ class StepDriver:
         start_bytes = self._live.now()
         settled = self._steps >= _MOST_UNSETTLED_STEPS or not any(map(will_arrange_buckets, models))
         has_tier = self.evictor.engine.health.begin_step(self.evictor.engine.probe)
+        away = self._persistence.away
         decision, known = self.library.choose(
             key,
             start_bytes,
             self.budget.size_bytes,
             is_settled=settled,
             has_tier=has_tier,
-            away=self._persistence.away,
+            away=away,
         )
         outlasts = can_outlast_the_call()
         if decision == "record" and (not outlasts or (is_profiling() and needs_profiler(self.governed.device))):
@@ -369,7 +370,7 @@ class StepDriver:
             step = self._new_step(key, decision, known, models, start_bytes)
         self._quiet = None
         self._running = running = RunningStep(key, decision, known, step, stats, outlasts, start_bytes)
-        running.begin_s, running.moving_ms = begin_s, moving_ms
+        running.begin_s, running.moving_ms, running.away_bytes = begin_s, moving_ms, away.all_bytes
         if step is IN_CORE and quiet is not None and number >= 0 and self.governed.is_one:
             running.kind = self._kept_kind(running, models[0], args, kwargs, quiet)
         try:
@@ -686,7 +687,7 @@ class StepDriver:
             self.budget.spared_bytes = self.graphs.spared_bytes
         if profile is not None:
             self.library.recorded(running.key, running.known, profile, running.calls)
-            running.known.away_bytes = self._persistence.away.all_bytes
+            running.known.away_bytes = running.away_bytes
             self._remarks.margin(margin_bytes(self._live, profile))
             self.budget.step_was_recorded(profile.peak_bytes)
         elif running.decision == "online" and is_complete:

@@ -81,7 +81,7 @@ class Known:
         profile: Its profile, or None.
         origin: "recorded", "derived" from other shapes, "cached", or "unknown".
         calls: Number of calls of governed modules in the recorded step; 0 if it was derived.
-        away_bytes: What of parameters and state was away all through the recorded step, which plain training has there.
+        away_bytes: What outlives steps and was away as the recorded step began, which plain training has there.
         plan: Its plan, or None.
         table: The plan, indexed.
         minimum_bytes: The smallest budget for which there is a plan, if one was refused.

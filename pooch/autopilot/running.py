@@ -31,6 +31,7 @@ class RunningStep:
         begin_s: When it began.
         moving_ms: What moving what outlives steps took as it began.
         beginning_ms: What all of its beginning took, before its first op.
+        away_bytes: What outlives steps and was away as it began.
         thread: The thread that it began in.
         is_quiet: Whether nothing was prepared for it, as it is far away from the budget.
         far_bytes: Up to which peak it is far away from the budget, if it is quiet.
@@ -58,6 +59,7 @@ class RunningStep:
         self.key, self.decision, self.known, self.step, self.stats = key, decision, known, step, stats
         self.outlasts, self.start_bytes = outlasts, start_bytes
         self.begin_s, self.moving_ms, self.beginning_ms = time.perf_counter(), 0.0, 0.0
+        self.away_bytes = 0
         self.thread = OwnThread()
         self.is_quiet, self.far_bytes = False, 0.0
         self.kind: QuietKind | None = None
