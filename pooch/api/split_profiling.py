@@ -124,6 +124,7 @@ class _Call:
     rows: int
     slices: int
     input_bytes: int
+    compared: bool
 
 
 class _Finding:
@@ -162,7 +163,9 @@ class _Finding:
             difference = None if self._difference is None else self._difference(call)
             if difference is None:
                 slices = -(-call.logits.shape[0] // call.rows)
-                self.calls[call.fingerprint] = _Call(call.rows, slices, call.logits.nbytes)
+                self.calls[call.fingerprint] = _Call(
+                    call.rows, slices, call.logits.nbytes, self._difference is not None
+                )
             else:
                 self.notes[f"the loss is not run in slices: {difference} would have other bits"] = None
 
@@ -265,6 +268,7 @@ def _splits(plain: Profile, made: Profile, calls: Mapping[str, _Call], fingerpri
                 max((each.peak_bytes for each in own), default=0),
                 sum(each.time_ms for each in replaced),
                 sum(each.time_ms for each in own),
+                compared=call.compared,
             )
         )
     return found

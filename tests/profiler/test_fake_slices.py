@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pooch.api.applying import apply
 from pooch.api.batch_search.results import Sizes
 from pooch.api.batch_search.search import largest_size
 from pooch.api.modelled_ranks import RanksOptions
@@ -17,7 +19,7 @@ from pooch.api.planning import plan
 from pooch.api.profiling import profile, profile_workload
 from pooch.api.smallest import smallest_budget
 from pooch.devices import find_device
-from pooch.errors import InfeasibleBudget
+from pooch.errors import InfeasibleBudget, PlanMismatch
 from pooch.ir import Profile
 from pooch.profiler.fake import modelled
 from pooch.published.methods import find_method
@@ -127,6 +129,15 @@ def test_without_slices_the_same_budget_is_refused() -> None:
     with pytest.raises(InfeasibleBudget):
         plan(whole, least, region="step")
     assert plan(found, least, region="step").splits
+
+
+def test_a_plan_whose_bits_were_not_compared_is_not_applied() -> None:
+    workload = _workload()
+    found = _modelled(workload)
+    chosen = replace(plan(found, smallest_budget(found, region="step"), region="step"), device_kind="cpu")
+    with pytest.raises(PlanMismatch, match="the bits of both ways could not be compared: profile on this device"):
+        apply(chosen, workload.model)
+    assert all(each.compared for each in _variant(_fake(workload)).splits)
 
 
 def test_other_bits_are_refused_on_this_device_and_not_asked_for_on_a_modelled_one(
