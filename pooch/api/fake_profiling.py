@@ -10,6 +10,7 @@ from ..ground.progress import Progress
 from ..ir import Link, Profile
 from .device_links import measure_device_link
 from .modelled_ranks import RanksOptions
+from .split_profiling import with_fake_split
 
 if TYPE_CHECKING:
     import torch
@@ -28,11 +29,10 @@ def fake_profile(
     progress: Progress,
 ) -> Profile:
     """Profile a workload that exists; see `pooch.profile`."""
-    from ..profiler.fake.profiler import profile_fake_step
     from ..torchtools.training_state import model_device
 
     setting = _setting(model_device(workload.model), device_model, None, progress)
-    profile = profile_fake_step(workload.forward, workload.model, workload.optimizer, setting, options, progress)
+    profile = _profiled(workload, setting, options, progress, slices=ranks is None)
     return profile if ranks is None else ranks.one_of(profile, workload, device_model)
 
 
@@ -47,7 +47,6 @@ def fake_profile_of(
     """Build a workload from fake tensors and profile it; see `profile_workload`."""
     import torch
 
-    from ..profiler.fake.profiler import profile_fake_step
     from ..profiler.fake.world import FakeWorld
     from ..torchtools.training_state import model_device
 
@@ -58,12 +57,25 @@ def fake_profile_of(
         workload = world.build(builder)
     setting = replace(_setting(model_device(workload.model), device_model, link, progress), world=world)
     named = replace(options, workload=workload.name, batch_size=workload.batch_size)
-    profile = profile_fake_step(workload.forward, workload.model, workload.optimizer, setting, named, progress)
+    profile = _profiled(workload, setting, named, progress, slices=ranks is None)
     profile = replace(profile, notes=(*notes, *profile.notes))
     if ranks is None:
         return profile
     with world.entered():
         return ranks.one_of(profile, workload, device_model)
+
+
+def _profiled(
+    workload: Workload, setting: FakeSetting, options: ProfileOptions, progress: Progress, *, slices: bool
+) -> Profile:
+    """Profile the step, and if `slices`, once more with losses in slices, where it has such."""
+    from ..profiler.fake.profiler import profile_fake_step
+
+    def profiled(forward: Callable[[], torch.Tensor]) -> Profile:
+        return profile_fake_step(forward, workload.model, workload.optimizer, setting, options, progress)
+
+    profile = profiled(workload.forward)
+    return with_fake_split(profile, workload, profiled, progress) if slices else profile
 
 
 def _runnable(builder: Any) -> tuple[Any, tuple[str, ...]]:

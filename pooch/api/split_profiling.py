@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import torch
 
     from ..profiler import ProfileOptions
+    from ..profiler.step import Forward
+    from ..torchtools.split import LossCall, SplitCalls
+    from ..torchtools.split.calls import Watcher
     from ..workloads import Workload
 
 SMALLEST_INPUT_BYTES: Final = 4 << 20  # below that, slices free less than other tensors of the step
@@ -36,32 +39,84 @@ def with_split(profile: Profile, workload: Workload, options: ProfileOptions, pr
     if not _may_have_calls(profile):
         return profile
     from ..profiler import profile_step
-    from ..torchtools.out_of_memory import forgotten, is_out_of_memory
-    from ..torchtools.split import SplitCalls, watching_losses
 
-    try:
-        calls, notes = _found(profile, workload, progress)
-        if not calls:
-            return replace(profile, notes=(*profile.notes, *notes))
-        split = SplitCalls(frozenset(calls))
+    finding = _Finding(profile, workload.model, _difference)
 
-        def forward() -> torch.Tensor:
-            split.made.clear()
-            with watching_losses(split):
-                return workload.forward()
-
+    def made(split: SplitCalls) -> Profile | None:
+        _find(finding, workload, progress)
+        if not finding.calls:
+            return None
         progress("profiling the step in slices")
         mode: Any = profile.mode
         chosen = replace(options, warmup=0, repeats=1, mode=mode)
-        made = profile_step(forward, workload.model, workload.optimizer, profile.link, chosen, progress).profile
-        made = _with_times_of(made, profile)
-        splits = tuple(_splits(profile, made, calls, split.made))
+        forward = _watched(workload.forward, split, split)
+        found = profile_step(forward, workload.model, workload.optimizer, profile.link, chosen, progress).profile
+        return _with_times_of(found, profile)
+
+    return _with_variant(profile, finding, made)
+
+
+def with_fake_split(
+    profile: Profile, workload: Workload, profiled: Callable[[Forward], Profile], progress: Progress
+) -> Profile:
+    """The same in mode "fake": calls are found while the step in slices is recorded.
+
+    A modelled device has no bits to compare. On this one, a call is compared on random numbers of its shapes.
+
+    Args:
+        profile: of the step.
+        workload: that was profiled.
+        profiled: makes the profile of another forward pass in the same way.
+        progress: called with what is being done.
+    """
+    from ..torchtools.ranks import is_distributed
+
+    if is_distributed() or not _may_have_calls(profile):
+        return profile
+    modelled = profile.device.modelled
+    if profile.device.has_streams and not modelled:
+        return profile  # the time that the host takes to issue ops is known for the step whole
+    finding = _Finding(profile, workload.model, None if modelled else _difference_of_random)
+
+    def made(split: SplitCalls) -> Profile | None:
+        def watch(plain: Callable[..., torch.Tensor], arguments: Any, named: Any) -> torch.Tensor:
+            finding.look(arguments, named)
+            return split(plain, arguments, named)
+
+        progress("profiling the step in slices")
+        found = profiled(_watched(workload.forward, watch, split))
+        return found if finding.calls else None
+
+    return _with_variant(profile, finding, made)
+
+
+def _with_variant(profile: Profile, finding: _Finding, made: Callable[[SplitCalls], Profile | None]) -> Profile:
+    """Add the step in slices that is made, or the note that says why there is none."""
+    from ..torchtools.out_of_memory import forgotten, is_out_of_memory
+    from ..torchtools.split import SplitCalls
+
+    split = SplitCalls(finding.calls)
+    try:
+        variant = made(split)
+        if variant is not None:
+            variant = replace(variant, splits=tuple(_splits(profile, variant, finding.calls, split.made)))
     except (PoochError, RuntimeError, MemoryError) as error:
         reason = "memory runs out" if is_out_of_memory(error) else first_line(error)
         forgotten(error)
         note = f"the loss is not run in slices: the step does not run that way ({reason})"
         return replace(profile, notes=(*profile.notes, note))
-    return replace(profile, split=replace(made, splits=splits), notes=(*profile.notes, *notes))
+    return replace(profile, split=variant, notes=(*profile.notes, *finding.notes))
+
+
+def _watched(forward: Forward, watcher: Watcher, split: SplitCalls) -> Forward:
+    from ..torchtools.split import watching_losses
+
+    def watched() -> torch.Tensor:
+        split.made.clear()
+        with watching_losses(watcher):
+            return forward()
+
+    return watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,41 +124,84 @@ class _Call:
     rows: int
     slices: int
     input_bytes: int
+    compared: bool
 
 
-def _found(profile: Profile, workload: Workload, progress: Progress) -> tuple[dict[str, _Call], tuple[str, ...]]:
-    """Run a forward pass and try each call that is large enough both ways: those with the same bits, and notes."""
+class _Finding:
+    """Finds calls that are large enough, can run in slices, and give the same bits.
+
+    Args:
+        profile: of the step.
+        model: on whose device the calls are.
+        difference: tells what differs in slices, or None. None: nothing is compared.
+    """
+
+    def __init__(
+        self, profile: Profile, model: torch.nn.Module, difference: Callable[[LossCall], str | None] | None
+    ) -> None:
+        from ..torchtools.training_state import model_device
+
+        self._device, self._least_bytes, self._difference = model_device(model), _least_bytes(profile), difference
+        self.calls: dict[str, _Call] = {}
+        self.notes: dict[str, None] = {}
+        self._compared: set[str] = set()
+
+    def look(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """Look at one call."""
+        import torch
+
+        from ..torchtools.split import splittable
+
+        logits = arguments[0] if arguments else named.get("input")
+        if not isinstance(logits, torch.Tensor) or logits.nbytes < self._least_bytes or logits.device != self._device:
+            return
+        call = splittable(arguments, named)
+        if isinstance(call, str):
+            self.notes[f"the loss is not run in slices: {call}"] = None
+        elif call.fingerprint not in self._compared:
+            self._compared.add(call.fingerprint)
+            difference = None if self._difference is None else self._difference(call)
+            if difference is None:
+                slices = -(-call.logits.shape[0] // call.rows)
+                self.calls[call.fingerprint] = _Call(
+                    call.rows, slices, call.logits.nbytes, self._difference is not None
+                )
+            else:
+                self.notes[f"the loss is not run in slices: {difference} would have other bits"] = None
+
+
+def _find(finding: _Finding, workload: Workload, progress: Progress) -> None:
+    """Run a forward pass in which each call that is large enough is tried both ways."""
     import torch
 
     from ..profiler.session import user_errors_named
-    from ..torchtools.split import difference_from_plain, splittable, watching_losses
+    from ..torchtools.split import watching_losses
     from ..torchtools.training_state import model_device, training_state_kept
 
-    device, least_bytes = model_device(workload.model), _least_bytes(profile)
-    calls: dict[str, _Call] = {}
-    notes: dict[str, None] = {}
-
     def watch(plain: Callable[..., torch.Tensor], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> torch.Tensor:
-        logits = arguments[0] if arguments else named.get("input")
-        if isinstance(logits, torch.Tensor) and logits.nbytes >= least_bytes and logits.device == device:
-            call = splittable(arguments, named)
-            if isinstance(call, str):
-                notes[f"the loss is not run in slices: {call}"] = None
-            elif call.fingerprint not in calls:
-                difference = difference_from_plain(
-                    call.logits, call.target, call.weight, call.reduction, call.ignore_index, call.rows
-                )
-                if difference is None:
-                    slices = -(-call.logits.shape[0] // call.rows)
-                    calls[call.fingerprint] = _Call(call.rows, slices, call.logits.nbytes)
-                else:
-                    notes[f"the loss is not run in slices: {difference} would have other bits"] = None
+        finding.look(arguments, named)
         return plain(*arguments, **named)
 
     progress("comparing the loss whole and in slices")
-    with user_errors_named(), training_state_kept(workload.model, device), torch.no_grad(), watching_losses(watch):
+    kept = training_state_kept(workload.model, model_device(workload.model))
+    with user_errors_named(), kept, torch.no_grad(), watching_losses(watch):
         workload.forward()
-    return calls, tuple(notes)
+
+
+def _difference(call: LossCall) -> str | None:
+    from ..torchtools import split
+
+    return split.difference_from_plain(
+        call.logits, call.target, call.weight, call.reduction, call.ignore_index, call.rows
+    )
+
+
+def _difference_of_random(call: LossCall) -> str | None:
+    """As for a call whose tensors have contents."""
+    from ..torchtools.split import on_random_numbers
+
+    with on_random_numbers(call) as made:
+        return _difference(made)
 
 
 def _least_bytes(profile: Profile) -> int:
@@ -170,6 +268,7 @@ def _splits(plain: Profile, made: Profile, calls: Mapping[str, _Call], fingerpri
                 max((each.peak_bytes for each in own), default=0),
                 sum(each.time_ms for each in replaced),
                 sum(each.time_ms for each in own),
+                compared=call.compared,
             )
         )
     return found

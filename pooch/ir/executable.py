@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ..ground.errors import InvalidLayout, InvalidSchedule
+from ..ground.errors import InvalidLayout, InvalidSchedule, PlanMismatch
 from .consistency import anchor_faults, are_bytes, is_time, split_faults
 from .files import fault_of
 from .layout_check import verify as verify_layout
@@ -25,10 +25,16 @@ def check_executable(plan: Plan) -> None:
 
     Raises:
         InvalidSchedule: names the first fault.
+        PlanMismatch: nobody knows whether a call in slices has the bits of the plain one.
     """
     fault = check_plan(plan)
     if fault is not None:
         raise InvalidSchedule(f"the plan cannot be executed ({fault}): make it again with `pooch plan`")
+    if not all(split.compared for split in plan.splits):
+        raise PlanMismatch(
+            "the plan runs the loss in slices, and was made for a modelled device, on which the bits of both ways "
+            "could not be compared: profile on this device, and plan again"
+        )
 
 
 @fault_of.register

@@ -21,6 +21,7 @@ class Split:
         whole_ms: time of the plain operators, forward and backward pass.
         time_ms: the same in slices.
         reason: why the plan runs it in slices, in one line; empty in a profile.
+        compared: whether its bits were compared with those of the plain call, as they cannot be on a modelled device.
     """
 
     op: int
@@ -34,3 +35,4 @@ class Split:
     whole_ms: float
     time_ms: float
     reason: str = ""
+    compared: bool = True

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from .methods import IN_SLICES
 from .rows import Answer, Claim, Experiment
 
 
@@ -26,10 +27,20 @@ class Verdict:
 
 
 def verdicts(experiment: Experiment, answers: Iterable[Answer]) -> tuple[Verdict, ...]:
-    """Check every claim of an experiment."""
-    known = {answer.row: answer for answer in answers if answer.method == "ilp"}
+    """Check every claim of an experiment: with losses whole, and if that is not enough, with losses in slices."""
+    known = {(answer.row, answer.method): answer for answer in answers}
     titles = {row.key: row.title for row in experiment.rows}
-    return tuple(_verdict(claim, titles[claim.row], known.get(claim.row)) for claim in experiment.claims)
+
+    def verdict(claim: Claim) -> Verdict:
+        whole = _verdict(claim, titles[claim.row], known.get((claim.row, "ilp")))
+        other = known.get((claim.row, IN_SLICES))
+        if whole.reached is not False or other is None:
+            return whole
+        sliced = _verdict(replace(claim, obstacle=""), titles[claim.row], other)
+        result = f"{sliced.result} with the loss in slices of rows; with it whole, {whole.result}"
+        return Verdict(claim, whole.title, sliced.reached, result)
+
+    return tuple(verdict(claim) for claim in experiment.claims)
 
 
 def claim_text(claim: Claim) -> str:

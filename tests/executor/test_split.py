@@ -16,6 +16,7 @@ from torch.nn import functional
 from pooch.api import split_profiling
 from pooch.api.measure.training import first_difference, train_steps
 from pooch.api.planning import plan
+from pooch.api.profiling import profile
 from pooch.api.simulation import simulate
 from pooch.api.smallest import smallest_budget
 from pooch.api.split_profiling import with_split
@@ -108,6 +109,19 @@ def test_steps_in_slices_are_bitwise_and_take_what_is_predicted(choice: Choice) 
     of_logits = [d.choice for d in chosen.choices if d.size_bytes == LOGITS_BYTES]
     assert of_logits == [choice]
     _trained(chosen)
+
+
+@pytest.mark.parametrize("choice", ["keep", "swap", "recompute"])
+def test_what_a_profile_with_fake_tensors_predicts_is_taken(choice: Choice) -> None:
+    variant = _fake_variant()
+    chosen = tight_plan(variant, all_of(variant, choice))
+    assert chosen.splits == variant.splits
+    _trained(chosen)
+
+
+def _fake_variant() -> Profile:
+    workload = _workload()
+    return _variant(profile(workload.forward, workload.model, workload.optimizer, mode="fake"))
 
 
 @pytest.mark.parametrize("decided", ["swap", "recompute", "swap logits, recompute", "keep logits, recompute"])

@@ -117,3 +117,21 @@ def test_the_page_is_made_of_what_is_recorded(reproduced: Reproduced, tmp_path: 
     assert "AlexNet, batch" not in text
     others = [experiment.title for name, experiment in EXPERIMENTS.items() if name != "pooch"]
     assert not any(title in text for title in others)
+
+
+def test_a_claim_that_is_only_reached_in_slices_says_so() -> None:
+    experiment = find_experiment("meng")
+    head = {"row": "nmt-100", "device": "an M40", "modelled": True, "budget_bytes": 11 * 2**30, "fits": True}
+    whole = Answer(**head, method="ilp", largest=900, in_core_largest=170)  # type: ignore[arg-type]
+    sliced = Answer(**head, method="ilp_loss_in_slices", largest=1700, in_core_largest=170)  # type: ignore[arg-type]
+
+    def told(*answers: Answer) -> tuple[bool | None, str]:
+        (verdict,) = (each for each in verdicts(experiment, answers) if each.claim.row == "nmt-100")
+        return verdict.reached, verdict.result
+
+    assert told(whole)[0] is False
+    reached, text = told(whole, sliced)
+    assert reached
+    assert text.startswith("10.00 times with the loss in slices of rows; with it whole, 5.29 times: ")
+    assert told(replace(whole, largest=1200), sliced) == (True, "7.06 times")
+    assert told(whole, replace(sliced, largest=1000))[0] is False

@@ -20,6 +20,9 @@ _GATHERS = {aten.embedding, aten.index, aten.gather, aten.index_select, aten.tak
 # These allocate memory without accessing it.
 _UNTOUCHED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 
+# These fill memory; their argument gives only a shape and a type.
+_FILLS = {aten.new_zeros, aten.new_ones, aten.new_full, aten.zeros_like, aten.ones_like, aten.full_like}
+
 # Positions of arguments that are read twice: once for statistics, once for the result.
 _READ_TWICE: dict[Any, tuple[int, ...]] = {
     aten.native_batch_norm: (0,),
@@ -76,6 +79,8 @@ def moved_bytes(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     written = sum(_extent_bytes(tensor) for tensor in _distinct(result))
     if packet in _GATHERS:
         return 2.0 * written
+    if packet in _FILLS:
+        return float(written)
     again = sum(_extent_bytes(args[i]) for i in _READ_TWICE.get(packet, ()) if isinstance(args[i], torch.Tensor))
     return written + again + sum(_extent_bytes(tensor) for tensor in _distinct((args, kwargs)))
 

@@ -16,7 +16,7 @@ from ...ground.wording import did_you_mean
 from ...ir.validation import checked_entry
 from ...planner import policy_names
 from ...workloads import built_in
-from ..methods import WITHIN_BACKWARD
+from ..methods import VARIANTS
 from ..papers import published_figure
 from ..rows import Experiment
 
@@ -48,7 +48,7 @@ def _multiple(name: str, row: str) -> float | None:
 
 def _check_names(experiment: Experiment) -> None:
     keys = [row.key for row in (*experiment.rows, *experiment.measured)]
-    methods = {WITHIN_BACKWARD, *policy_names()}
+    methods = {*VARIANTS, *policy_names()}
     unknown = [key for key in keys if keys.count(key) > 1]
     for row in (*experiment.rows, *experiment.measured):
         unknown += [each for each in row.methods if each not in methods]

@@ -7,15 +7,16 @@ PyTorch's C++ part, which is replaced while anybody watches, and only acts in th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-from ..tensors import dtype_name
+from ..tensors import dtype_name, has_plain_storage
 from .loss import FEWEST_SLICES, slice_rows, split_cross_entropy
 
 _FUNCTION = "cross_entropy_loss"
@@ -59,7 +60,7 @@ def splittable(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> LossCall
     except TypeError:
         return "its arguments are not those of cross_entropy"
     tensors = [tensor for tensor in (logits, target, weight) if tensor is not None]
-    if not all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors):
+    if not all(_is_ordinary(tensor) for tensor in tensors):
         return "its arguments are not ordinary tensors"
     if logits.dim() != 2 or target.dim() != 1 or target.dtype != torch.int64:
         return "its rows are not classified one by one: flatten the logits to (N, classes)"
@@ -76,6 +77,11 @@ def splittable(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> LossCall
     if torch.is_autocast_enabled(logits.device.type) and logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()  # as autocasting does for this operator
     return LossCall(logits, target, weight, reduction, ignore_index)
+
+
+def _is_ordinary(tensor: Tensor) -> bool:
+    """Whether it is no subclass that sees ops, or a fake tensor that stands for such a one in a profile."""
+    return type(tensor) in (Tensor, torch.nn.Parameter) or (type(tensor) is FakeTensor and has_plain_storage(tensor))
 
 
 def _bound(
@@ -100,7 +106,7 @@ class SplitCalls:
         made: fingerprints of the calls that ran in slices so far.
     """
 
-    def __init__(self, fingerprints: frozenset[str], may_write: Judge | None = None) -> None:
+    def __init__(self, fingerprints: Container[str], may_write: Judge | None = None) -> None:
         self._fingerprints, self._may_write = fingerprints, may_write
         self.made: list[str] = []
 

@@ -8,7 +8,7 @@ gradient over the logits where nothing else holds them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -38,19 +38,36 @@ def slice_rows(logits: Tensor) -> int:
     return max(1, min(-(-rows // FEWEST_SLICES), SLICE_BYTES // row_bytes))
 
 
-def _slices(rows: int, of_rows: int) -> Iterator[slice]:
-    return (slice(first, min(first + rows, of_rows)) for first in range(0, of_rows, rows))
+# Which slices are run: all of them, but for who adds up what equal ones cost.
+Each = Callable[[Sequence[slice]], Iterable[slice]]
+
+
+def _slices(rows: int, of_rows: int) -> list[slice]:
+    return [slice(first, min(first + rows, of_rows)) for first in range(0, of_rows, rows)]
 
 
 def _forward(
     logits: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, rows: int
 ) -> tuple[Tensor, Tensor]:
+    if not accelerators.has_streams(logits.device):  # there, an assertion on the device tells
+        _check_classes(target.masked_fill(target == ignore_index, 0), logits.shape[1])
+    return _forward_in_slices(logits, target, weight, reduction, ignore_index, rows)
+
+
+def _forward_in_slices(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    rows: int,
+    *,
+    each: Each = iter,
+) -> tuple[Tensor, Tensor]:
     is_ignored = target == ignore_index
     classes = target.masked_fill(is_ignored, 0)
-    if not accelerators.has_streams(logits.device):  # there, an assertion on the device tells
-        _check_classes(classes, logits.shape[1])
     picked = logits.new_empty((logits.shape[0], 1))
-    for part in _slices(rows, logits.shape[0]):
+    for part in each(_slices(rows, logits.shape[0])):
         made = _aten._log_softmax.default(logits[part], 1, False)
         torch.gather(made, 1, classes[part].unsqueeze(1), out=picked[part])
         del made
@@ -83,8 +100,9 @@ def _backward(
     rows: int,
     *,
     out: Tensor,
+    each: Each = iter,
 ) -> None:
-    for part in _slices(rows, logits.shape[0]):
+    for part in each(_slices(rows, logits.shape[0])):
         logarithms = _aten._log_softmax.default(logits[part], 1, False)
         of_rows = grad[part] if reduction == 0 else grad
         gradient = _aten.nll_loss_backward.default(
@@ -108,6 +126,18 @@ _library.impl("cross_entropy", _forward, "CompositeExplicitAutograd")
 _library.impl("cross_entropy_backward", _backward, "CompositeExplicitAutograd")
 _library.impl("cross_entropy", _forward_shapes, "Meta")
 _library.impl("cross_entropy_backward", _nothing, "Meta")
+
+
+def in_plain_operators(func: Any) -> Callable[..., object] | None:
+    """What an operator of this module runs, as a function of its arguments and of `each`; None for others.
+
+    It reads no contents, so tensors need not have any.
+    """
+    known: dict[str, Callable[..., object]] = {
+        "cross_entropy": _forward_in_slices,
+        "cross_entropy_backward": _backward,
+    }
+    return known.get(func.overloadpacket.__name__) if func.namespace == _library.ns else None
 
 
 def split_cross_entropy(

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .. import accelerators
+from .calls import LossCall
 
 _SCALES = (1.0, 0.37)  # gradients of the loss: as plain training has it, and one that rounds
 
@@ -67,3 +75,23 @@ def _same_bits(first: Tensor, second: Tensor) -> bool:
         return False
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[first.element_size()]
     return torch.equal(first.contiguous().view(whole), second.contiguous().view(whole))
+
+
+@contextmanager
+def on_random_numbers(call: LossCall) -> Iterator[LossCall]:
+    """Give the same call of real tensors with random contents, for one whose tensors have none.
+
+    Nobody records what runs inside.
+    """
+    logits, target, weight = call.logits, call.target, call.weight
+    devices = [logits.device] if accelerators.has_streams(logits.device) else []
+    unrecorded = torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
+    with _disable_current_modes(), unrecorded, torch.random.fork_rng(devices=devices):
+        numbers = torch.empty_strided(logits.shape, logits.stride(), dtype=logits.dtype, device=logits.device)
+        classes = torch.randint(0, logits.shape[1], target.shape, device=target.device)
+        weights = None if weight is None else torch.rand(weight.shape, dtype=weight.dtype, device=weight.device)
+        yield replace(call, logits=numbers.normal_(), target=classes, weight=weights)
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
