@@ -112,8 +112,8 @@ class Persistence:
         """What of it is away, which plain training has there."""
         if self.memory is None:
             return NOTHING_AWAY
-        values = self.memory.values
-        return Away(values.away_bytes(), values.away_bytes("state"))
+        away_bytes = self.memory.values.away_bytes()  # each step asks for it
+        return Away(away_bytes.total(), away_bytes["state"])
 
     def refuse(self) -> None:
         """Have nothing leave, as that would free nothing."""

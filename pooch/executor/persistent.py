@@ -206,7 +206,7 @@ class PersistentMemory:
     @property
     def fits(self) -> bool:
         """Whether everything has room on the device at once."""
-        return self._evictor.live.now() + self.values.away_bytes() <= self._evictor.budget_bytes
+        return self._evictor.live.now() + self.values.away_bytes().total() <= self._evictor.budget_bytes
 
     @past_subclasses
     def adopt_state(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
@@ -380,8 +380,7 @@ class PersistentMemory:
         """Prepare for a step of some parameters: all that it changes is there, and can be as before if it fails."""
         with self._evictor.lock:
             self.adopt_state(optimizer, parameters)  # what something else than a step has made
-            found = self._changed(optimizer, parameters)
-            changed = list(dict.fromkeys(found))  # states may share a tensor
+            changed = list(dict.fromkeys(self._changed(optimizer, parameters)))  # states may share a tensor
             if changed and all(value.state == "here" for value in changed):
                 self._evictor.look(stepping_bytes(optimizer, parameters))
                 return  # nothing of it moves: it is as in plain training

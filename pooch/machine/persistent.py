@@ -478,10 +478,13 @@ class PersistentValues:
             return self._count_here_bytes()
         return sum(value.size_bytes for value in self if value.is_here)  # other threads may add some meanwhile
 
-    def away_bytes(self, kind: Kind | None = None) -> int:
-        """The bytes of those that are not on the device, or of those of a kind alone."""
-        away = (value for value in self if not (value.is_here or value.is_gone))
-        return sum(value.size_bytes for value in away if kind in (None, value.kind))
+    def away_bytes(self) -> Counter[Kind]:
+        """The bytes of those of each kind that are not on the device."""
+        found: Counter[Kind] = Counter()
+        for value in self:
+            if not (value.is_here or value.is_gone):
+                found[value.kind] += value.size_bytes
+        return found
 
     def used_next(self, count: int) -> Iterator[PersistentValue]:
         """Yield those that will be used next, the nearest first, if they are away.

@@ -554,9 +554,9 @@ def test_another_thread_may_add_values_while_they_are_added_up(kept: Kept, monke
         return False
 
     monkeypatch.setattr(PersistentValue, "is_here", property(is_here))
-    assert kept.memory.values.away_bytes() == tensors[0].nbytes, "the second is looked at as it is"
+    assert kept.memory.values.away_bytes().total() == tensors[0].nbytes, "the second is looked at as it is"
     assert kept.memory.values.here_bytes() == 3 * tensors[0].nbytes
-    assert kept.memory.values.away_bytes() == 0
+    assert kept.memory.values.away_bytes().total() == 0
 
 
 def test_what_is_too_small_to_gain_anything_stays(kept: Kept) -> None:
