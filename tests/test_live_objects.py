@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # what `torch.compile` has made is looked for once this is loaded
 from torch import nn
 
 import pooch
@@ -178,8 +179,6 @@ def test_what_is_noted_is_not_held(looks: list[int]) -> None:
 
 def test_a_budget_begins_with_one_look(looks: list[int]) -> None:
     """With large libraries loaded, a look takes as long as a step."""
-    import torch._dynamo  # noqa: F401, PLC0415 - what `torch.compile` has made is looked for once this is loaded
-
     model = nn.Linear(4, 4)
     optimizer = torch.optim.Adam(model.parameters())
     looks.clear()

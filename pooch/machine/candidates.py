@@ -71,9 +71,7 @@ class Candidates:
             yield from self._in_order(position)
 
     def _in_order(self, position: float) -> Iterator[Value]:
-        heads: list[tuple[float, int]] = []
-        for bucket in [bucket for bucket in self._buckets if bucket != _NEVER]:
-            self._push_head(heads, bucket, position)
+        heads = self._heads(position)
         while heads:
             score, bucket = heapq.heappop(heads)
             entry = self._head(bucket)
@@ -96,6 +94,19 @@ class Candidates:
                     self._unpriced[value] = None
                     yield value
             self._push_head(heads, bucket, position)
+
+    def _heads(self, position: float) -> list[tuple[float, int]]:
+        """Return the scores of the first of each bucket, as a heap, with the buckets. Most looks need little more."""
+        heads, valid = list[tuple[float, int]](), self._entries.get
+        for bucket, entries in list(self._buckets.items()):
+            while entries and valid(entries[0][-1]) is not entries[0]:
+                heapq.heappop(entries)
+            if not entries:
+                del self._buckets[bucket]
+            elif bucket != _NEVER:
+                heads.append((priced_score(entries[0][2], position, entries[0][0]), bucket))
+        heapq.heapify(heads)
+        return heads
 
     def _push_head(self, heads: list[tuple[float, int]], bucket: int, position: float) -> None:
         entry = self._head(bucket)

@@ -147,8 +147,9 @@ class PersistentValue(Value):
     @property
     def is_copied(self) -> bool:
         """Whether the tier holds its bytes as they are now."""
-        is_elsewhere = self._arriving is not None or not self._home.is_here
-        return self._is_in_tier and (is_elsewhere or self._writes == self._written)
+        if not self._is_in_tier:
+            return False
+        return self._arriving is not None or not self._home.is_here or self._writes == self._written
 
     @is_copied.setter
     def is_copied(self, is_copied: bool) -> None:
@@ -228,7 +229,9 @@ class PersistentValue(Value):
         home = self._home
         if self._arriving is None and (not home.is_here or home.is_gone):
             return False
-        return not (self.is_busy or self.users or home.is_used or self.is_pinned)
+        if self.is_busy or self.users or home.is_used or self._is_pinned:
+            return False
+        return not (self._is_lent and self.is_pinned)
 
     def is_held_elsewhere(self, memory: Memory) -> bool:
         """Whether an op that is running works on it. That the program holds it does not matter."""

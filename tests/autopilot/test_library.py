@@ -703,3 +703,36 @@ def a_planned_library() -> tuple[Library, Known]:
     peaks = (known.plan.predicted_peak_bytes + known.staying_bytes, profile.peak_bytes + away_bytes)
     assert told[0].startswith("planned for steps of 4: {} instead of {}".format(*map(format_bytes, peaks)))
     return library, known
+
+
+def test_an_answer_that_comes_when_the_budget_has_grown_needs_no_more_than_that(
+    jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share of a step grows by that of the optimizer's state, which comes while the first plan is being made."""
+    near, waiting, put = NearFloor(LITTLE_BYTES), list[Request](), PlanRequests._put
+    monkeypatch.setattr(PlanRequests, "_put", lambda _, request: waiting.append(request))
+    assert near.steps(3) == ["online", "record", "online"]
+    near.budget_bytes = 2 * near.needed_bytes
+    near.profile = replace(near.profile, peak_bytes=3 * near.needed_bytes)  # so that it is not in-core from now on
+    near.known.profile = near.profile
+    assert near.step() == "online"  # which asks for nothing, as an answer is on its way
+    monkeypatch.setattr(PlanRequests, "_put", put)
+    put(near.library.requests, waiting.pop())
+    near.known.profile = near.profile
+    assert near.step() == "plan"
+    assert (near.known.needed_bytes, near.known.moving_ms) == (0, 0.0)
+    assert "more than the budget" not in near.told[0]
+    assert [job.budget_bytes for job in jobs] == [
+        int(PLANNED_SHARE * (near.needed_bytes - LITTLE_BYTES)),
+        int(PLANNED_SHARE * near.budget_bytes),
+    ]
+
+
+def test_a_budget_that_grows_by_little_is_no_reason_to_plan_anew(jobs: list[Job]) -> None:
+    near = NearFloor(-MUCH_BYTES)
+    near.profile = replace(near.profile, peak_bytes=4 * near.profile.peak_bytes)
+    near.steps(3)
+    (first,) = jobs
+    near.budget_bytes = int(near.budget_bytes * 1.04)
+    near.steps(1)
+    assert [job for job in jobs if job.known is None] == [first]

@@ -161,7 +161,7 @@ class ModelledStep:
             witness.finish_copy()
 
     def moved(self, value: Value) -> list[Value]:
-        return self.recipes.moved(value.number)
+        return self.recipes.moved(value)
 
     def gained(self, gained_ms: float) -> None:
         self.machine.seen["dropped"] += 1
