@@ -135,6 +135,11 @@ class Known:
         return 0.0 if self.plan is None else self.plan.predicted_step_ms + self.moving_ms
 
     @property
+    def lost_ms(self) -> float:
+        """What its steps so far have lost on its plan, as predicted."""
+        return 0.0 if self.plan is None else self.steps * (self.predicted_step_ms - self.plan.in_core_step_ms)
+
+    @property
     def slowdown(self) -> float | None:
         """What was told last of a step's time over that without Pooch, or None."""
         return None if self.told is None else self.told.slowdown

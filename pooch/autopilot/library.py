@@ -28,6 +28,9 @@ from .summary import Decision, PlannedShape
 MOST_RECORDED = 3  # shapes of one family that are recorded without further reason
 MOST_FAILURES = 3  # steps in a row that left their plan, after which the step is recorded again
 _NOTED_SHARE = 0.02  # of a step: what takes less is not told
+# What steps on a plan have lost, before it is searched for a better one: that takes seconds of a core, during which the
+# program's own ops take longer where cores share caches and memory.
+WORTH_MS = 1000.0
 OFTEN = 3  # steps of a shape that cannot be derived, after which it is recorded
 PLANNED_SHARE = 0.995  # of the budget: a step is not repeated to the byte where values decide what it computes
 MOST_EVENTS = 1000  # lines on what was planned that the summary can list
@@ -223,7 +226,7 @@ class Library:
             if (known.is_outdated or has_grown or (known.is_provisional and knows_costs)) and not known.is_pending:
                 known.is_outdated = False
                 self._ask(key, known, anchors, start_bytes, target_bytes)
-            elif known.steps >= OFTEN and not known.is_improved and knows_costs and not known.is_pending:
+            elif knows_costs and not (known.is_improved or known.is_pending) and known.lost_ms >= WORTH_MS:
                 known.is_improved = True
                 self.requests.ask_for_better(key, known, self._held_bytes)
             if self._has_tier or not (known.plan.schedule.host_bytes or known.needed_bytes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 from dataclasses import replace
 from pathlib import Path
@@ -149,7 +150,8 @@ class NearFloor:
         return [self.step(ms=ms) for _ in range(count)]
 
 
-def test_a_plan_that_misses_the_budget_by_little_is_followed(jobs: list[Job]) -> None:
+def test_a_plan_that_misses_the_budget_by_little_is_followed(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_module, "WORTH_MS", 0.0)
     near = NearFloor(LITTLE_BYTES)
     assert near.steps(8, ms=50.0) == ["online", "record", "online", *["plan"] * 5]
     fast, better = jobs
@@ -542,13 +544,31 @@ def test_a_plan_is_made_again_once_it_is_known_what_hooks_cost(monkeypatch: pyte
     assert early is not None
     assert known.slowdown is not None
     assert known.slowdown > early + 0.2, "each op of the forward pass takes longer"
-    assert (known.is_provisional, known.is_improved) == (False, True)
+    assert (known.is_provisional, known.is_improved) == (False, known.lost_ms >= library_module.WORTH_MS)
     assert known.plan is not None
     assert known.profile is not None
     assert known.profile.hooks.op_ms == 1.0
     assert [line.split(" for ")[0] for line in told] == ["planned", "planned again"]
     assert told[0].endswith("; what hooks cost comes on top, and is still being measured")
     assert "measured" not in told[1]
+
+
+def test_a_better_plan_is_searched_for_once_steps_have_lost_what_searching_costs(jobs: list[Job]) -> None:
+    """It takes seconds of a core, and a run may be over by then."""
+    near = NearFloor(-MUCH_BYTES)
+    near.profile = replace(near.profile, peak_bytes=4 * near.profile.peak_bytes)
+    near.steps(4)
+    assert near.known.plan is not None
+    lost_ms = near.known.predicted_step_ms - near.known.plan.in_core_step_ms
+    assert lost_ms > 0
+    most = math.ceil(library_module.WORTH_MS / lost_ms)
+    near.known.steps = most - 2
+    near.step()
+    assert [job.known is None for job in jobs] == [True]
+    near.step()
+    assert [job.known is None for job in jobs] == [True, False]
+    near.step()
+    assert len(jobs) == 2
 
 
 class _Moving(LoopTimes):
