@@ -723,7 +723,12 @@ class StepDriver:
     def _count(self, running: RunningStep, step_ms: float, peak_bytes: int) -> None:
         left, known, budget_bytes = running.step.left_plan, running.known, self.budget.told_bytes
         if running.decision == "plan":
-            known.left_plan = MOST_FAILURES if running.step.mismatches else known.left_plan + 1 if left else 0
+            if running.step.mismatches:
+                known.left_plan = MOST_FAILURES
+            elif left:
+                self.library.left_plan(running.key, known, has_other_sizes=running.stats.has_other_sizes)
+            else:
+                known.left_plan = known.lost_plans = 0
         times = self._step_times(running, step_ms)
         self._is_compared = times.told is not None and times.told.optimizer_ms > 0 and not left
         bounded_bytes = self.budget.bounded_bytes(peak_bytes)

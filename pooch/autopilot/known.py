@@ -99,6 +99,9 @@ class Known:
         failed_records: Number of times that recording it failed.
         steps: Number of steps.
         left_plan: Number of steps in a row that left the plan.
+        has_any_sizes: Whether sizes within its steps change from one to the next, so that plans are followed whatever
+            they are.
+        lost_plans: Number of plans in a row that it was recorded anew for, as no step could follow them.
         reason: Why it is not planned, for the reader of the summary.
         decision: How the last step was run.
         told: What was predicted with all that was known when it was told last, or None.
@@ -125,6 +128,8 @@ class Known:
     failed_records: int = 0
     steps: int = 0
     left_plan: int = 0
+    has_any_sizes: bool = False
+    lost_plans: int = 0
     reason: str = ""
     decision: Decision = "online"
     told: Told | None = None

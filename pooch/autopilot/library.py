@@ -27,6 +27,7 @@ from .summary import Decision, PlannedShape
 
 MOST_RECORDED = 3  # shapes of one family that are recorded without further reason
 MOST_FAILURES = 3  # steps in a row that left their plan, after which the step is recorded again
+MOST_LOST_PLANS = 2  # for which that was done
 _NOTED_SHARE = 0.02  # of a step: what takes less is not told
 # What steps on a plan have lost, before it is searched for a better one: that takes seconds of a core, during which the
 # program's own ops take longer where cores share caches and memory.
@@ -210,8 +211,11 @@ class Library:
         family = self._known.family(key)
         target_bytes = _target_bytes(known, budget_bytes)
         if known.left_plan >= MOST_FAILURES and self._has_tier:
-            family.recording += 1
             known.left_plan = 0
+            known.lost_plans += 1
+            if known.lost_plans > MOST_LOST_PLANS:
+                return self._never_the_same(key, known)
+            family.recording += 1
             return "record"
         if known.profile is None or budget_bytes is None:
             return self._unknown(key, known, family, start_bytes, target_bytes)
@@ -235,6 +239,32 @@ class Library:
             return "online"
         self._ask(key, known, anchors, start_bytes, target_bytes)
         return "online"
+
+    def _never_the_same(self, key: StepKey, known: Known) -> Decision:
+        """Plan a kind of step no longer, of which none could follow any plan."""
+        known.has_no_plan()
+        known.profile, known.never_recorded = None, True
+        known.reason = f"its ops differ from step to step: {MOST_LOST_PLANS + 1} plans could not be followed"
+        self._say(f"steps of {key.text} run online: {known.reason}")
+        return "online"
+
+    def left_plan(self, key: StepKey, known: Known, *, has_other_sizes: bool) -> None:
+        """Note that a step has left its plan.
+
+        Where its ops are the same, as where an expert gets other numbers of tokens in each step, the plan says what
+        leaves all the same, and what is larger than planned is made up for beneath it.
+
+        Args:
+            key: Its key.
+            known: What is known of it.
+            has_other_sizes: Whether it has done so since results of the same op had other sizes.
+        """
+        known.left_plan += 1
+        if has_other_sizes and self._holds_beneath and known.table is not None and not known.has_any_sizes:
+            known.has_any_sizes, known.left_plan = True, 0
+            known.table = known.table.with_any_sizes()
+            what = "sizes within them change from step to step, so their plan goes by their ops alone"
+            self._say(f"steps of {key.text}: {what}, and what it keeps leaves where it was made for less")
 
     def _ask(
         self, key: StepKey, known: Known, anchors: Sequence[KnownStep], start_bytes: int, target_bytes: int
@@ -360,7 +390,8 @@ class Library:
             again = "" if known.plan is None else " again"
             table = arrival.table
             assert table is not None
-            known.table = table if known.table is None else table.after(known.table)
+            table = table if known.table is None else table.after(known.table)
+            known.table = table.with_any_sizes() if known.has_any_sizes else table
             known.profile, known.plan = answer.profile, answer.plan
             known.moving_ms, known.needed_bytes, known.reason = 0.0, 0, ""
             known.staying_bytes, known.away_bytes = answer.staying_bytes, self._away.all_bytes

@@ -12,7 +12,7 @@ from ..ground.errors import PlanMismatch, ReplayDiffers
 from ..ir import Action
 from ..machine import Call, Recipes, Value
 from ..machine.recipes import Resolve
-from ..machine.values import Owner
+from ..machine.values import Owner, Place
 from ..torchtools.effects import StorageMap
 from ..torchtools.tensors import copied_storage, storage_of
 from .cursor import Cursor
@@ -230,7 +230,8 @@ class PlannedValues:
         if value.storage is None:
             return  # released by the program before autograd saved it
         size_bytes = value.storage.nbytes()
-        if size_bytes > self.table.room_bytes[value.number]:
+        is_too_large = size_bytes > self.table.room_bytes[value.number]
+        if is_too_large and not self.table.has_any_sizes:
             raise PlanMismatch(
                 f"value {value.number} has {size_bytes} bytes, but the plan has room for "
                 f"{self.table.room_bytes[value.number]} of them in the tier: profile and plan this step again"
@@ -240,11 +241,18 @@ class PlannedValues:
         self.leaving.copied(value, value.storage)
         if value.witness is not None:
             self._evictor.forget(value)  # it is looked at again before it goes
-        self._start_out(value)
+        self._start_out(value, size_bytes)
 
-    def _start_out(self, value: Value) -> None:
-        place = FixedPlace(self.arena, self.table.offsets[value.number], self.health)
-        self.store.start_out(value, place, self.stats)
+    def _start_out(self, value: Value, size_bytes: int) -> None:
+        """Start to copy a value to its room, or to any where it is larger. Without one it stays."""
+        owner = value.owner()
+        place: Place | None = None
+        if size_bytes <= self.table.room_bytes[value.number]:
+            place = FixedPlace(self.arena, self.table.offsets[value.number], self.health)
+        elif owner is not None:
+            place = owner.take_place(size_bytes)
+        if place is not None:
+            self.store.start_out(value, place, self.stats)
 
     def free(self, value: Value) -> None:
         """Free the bytes of a value that was copied, as soon as they cannot change any more."""
@@ -267,7 +275,7 @@ class PlannedValues:
         if is_watched and self.leaving.has_changed(value, storage):
             value.storage = storage
             self.store.forget_copy(value)
-            self._start_out(value)
+            self._start_out(value, storage.nbytes())
             self.end_copy_out(value)
         return value.is_copied
 

@@ -32,6 +32,7 @@ class RunStats:
         rounding_bytes: What the allocator's rounding added to a peak measured by `run.measured()`.
         late_swaps: Number of values that were brought back at a read, outside of the schedule.
         mismatches: 1 if the step left the profiled path, else 0.
+        has_other_sizes: Whether it left that since results of the same op had other sizes.
         kept_after_errors: Number of values that stayed on the device because their copy failed.
         ran_out_bytes: The most that an op of the forward pass asked for when memory ran out, and that was there once
             all that could had left, so that the op ran again. 0: memory never ran out. 1: the error did not say.
@@ -54,6 +55,7 @@ class RunStats:
     rounding_bytes: int = 0
     late_swaps: int = 0
     mismatches: int = 0
+    has_other_sizes: bool = False
     kept_after_errors: int = 0
     ran_out_bytes: int = 0
     kept_bytes: int = 0

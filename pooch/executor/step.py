@@ -257,7 +257,7 @@ class Step(SavedTensors):
         assert guide is not None
         guide.cursor.on_path = False
         guide.table.native_use.left(guide.cursor)
-        self.stats.mismatches = 1
+        self.stats.mismatches, self.stats.has_other_sizes = 1, _kind(expected) == _kind(actual)
         self.restore()
         guide.values.keep_what_is_held()
         text = f"the step left the planned path at op {guide.position}: expected {expected}, got {actual}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from .engines.protocol import Arena
 from .leaving import CopyTable
 
 OnMismatch = Literal["warn", "error", "follow"]
+_SIZES = re.compile(r"\[([^\]]*)\]")  # of a tensor, in a fingerprint
 _SIMPLE_MOVES = ("copy_out", "free", "copy_in", "wait")  # in the order in which the native watch knows them
 
 
@@ -30,10 +32,11 @@ class OpRecogniser:
 
     Args:
         expected: Forward ops of the region, in order.
+        has_any_sizes: Whether results may have other sizes than expected, in as many dimensions.
     """
 
-    def __init__(self, expected: tuple[ExpectedOp, ...]) -> None:
-        self._expected = expected
+    def __init__(self, expected: tuple[ExpectedOp, ...], *, has_any_sizes: bool = False) -> None:
+        self._expected, self._has_any_sizes = expected, has_any_sizes
         self._matched: list[tuple[Any, list[tuple[torch.Size, torch.dtype]]] | None] = [None] * len(expected)
 
     def is_expected(
@@ -56,10 +59,14 @@ class OpRecogniser:
         matched = self._matched[position]
         if matched is not None and matched[0] is func and len(outputs) == len(matched[1]):
             for tensor, (shape, dtype) in zip(outputs, matched[1], strict=True):
-                if tensor.shape != shape or tensor.dtype is not dtype:
+                has_sizes = tensor.dim() == len(shape) if self._has_any_sizes else tensor.shape == shape
+                if not has_sizes or tensor.dtype is not dtype:
                     return False  # the fingerprint would differ in the same place
             return True
-        if not is_same(self._expected[position].fingerprint, fingerprint(name, outputs)):
+        expected, actual = self._expected[position].fingerprint, fingerprint(name, outputs)
+        if self._has_any_sizes:
+            expected, actual = _SIZES.sub(_as_many, expected), _SIZES.sub(_as_many, actual)
+        if not is_same(expected, actual):
             return False
         self._matched[position] = (func, [(tensor.shape, tensor.dtype) for tensor in outputs])
         return True
@@ -89,6 +96,7 @@ class ActionTable:
         copies: Room for copies of recomputed values.
         native_path: The same for the native watch, which follows it, or None without one.
         native_use: Whether it can.
+        has_any_sizes: Whether results of ops may have other sizes than they had in the step that was planned.
         moves_simply: Whether the native path knows of values that are only copied and come back.
         has_graphs: Whether compiled graphs are among the ops. A dispatch mode watches then.
     """
@@ -114,6 +122,7 @@ class ActionTable:
     native_use: NativeUse
     moves_simply: bool
     has_graphs: bool
+    has_any_sizes: bool = False
 
     @property
     def can_be_native(self) -> bool:
@@ -192,6 +201,22 @@ class ActionTable:
         if self.native_path is not None and earlier.native_path is not None:
             self.native_path.learn_from(earlier.native_path)
         return replace(self, recogniser=earlier.recogniser, native_use=earlier.native_use)
+
+    def with_any_sizes(self) -> ActionTable:
+        """Return it for steps whose ops are the same, and give results of other sizes in each of them.
+
+        What is larger than its room finds another one, and what a step takes more than planned has to be made up for
+        beneath the plan.
+        """
+        if self.native_path is not None:
+            self.native_path.take_any_sizes()
+        recogniser = OpRecogniser(self.expected, has_any_sizes=True)
+        return replace(self, recogniser=recogniser, native_use=NativeUse(), has_any_sizes=True)
+
+
+def _as_many(sizes: re.Match[str]) -> str:
+    """Return how many sizes there are in place of these."""
+    return f"[{len(sizes[1].split(',')) if sizes[1] else 0} sizes]"
 
 
 def _plan_simple_moves(

@@ -72,7 +72,7 @@ class Outcome:
 FOLLOWING = (
     Mutation("the op before the expected one is expected", "kernel.h", "&state.path->at(position) : nullptr", "&state.path->at(position == 0 ? 0 : position - 1) : nullptr"),
     Mutation("another operator is accepted", "path.h", "expected.schema != schema || expected.shapes", "expected.shapes"),
-    Mutation("other shapes are accepted", "path.h", " || outputs[index]->sizes() != c10::IntArrayRef(shape.sizes))", ")"),
+    Mutation("other shapes are accepted", "path.h", " || !agrees(outputs[index]->sizes(), shape.sizes))", ")"),
     Mutation("other dtypes are accepted", "path.h", "outputs[index]->scalar_type() != shape.dtype || ", ""),
     Mutation("the number of new values is not compared", "kernel.h", "  if (made.size() != expected.writes.size()) return false;\n", "  made.resize(std::min(made.size(), expected.writes.size()));\n"),
     Mutation("the position is not advanced", "kernel.h", "state.position = static_cast<int64_t>(position) + 1;", ""),

@@ -193,7 +193,7 @@ inline void run_expected(State& state, const Operator& facts, const c10::Operato
   Expected* expected = state.on_path && position < state.path->size() ? &state.path->at(position) : nullptr;
   const Recognised* recognised = expected == nullptr ? nullptr : expected->recognised.load(std::memory_order_acquire);
   if (recognised != nullptr && are_plain && !expected->is_awaited &&
-      Path::agrees(*recognised, &handle.schema(), outputs.data(), outputs.size()) &&
+      state.path->agrees(*recognised, &handle.schema(), outputs.data(), outputs.size()) &&
       bind_new(state, made, *expected)) {
     state.position = static_cast<int64_t>(position) + 1;
     return;

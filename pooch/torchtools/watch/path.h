@@ -62,6 +62,9 @@ class Path {
   std::unordered_map<int64_t, int64_t> anchor_of;
   int64_t first_slot = 0;
 
+  // Whether results may have other sizes than they had, in as many dimensions.
+  bool has_any_sizes = false;
+
   static bool holds(const std::vector<bool>& set, int64_t number) {
     return number >= 0 && static_cast<size_t>(number) < set.size() && set[number];
   }
@@ -89,18 +92,21 @@ class Path {
     }
   }
 
-  static bool agrees(const Recognised& expected, const c10::FunctionSchema* schema, const at::Tensor* const* outputs,
-                     size_t count) {
+  bool agrees(const Recognised& expected, const c10::FunctionSchema* schema, const at::Tensor* const* outputs,
+              size_t count) const {
     if (expected.schema != schema || expected.shapes.size() != count) return false;
     for (size_t index = 0; index < count; ++index) {
       const Shape& shape = expected.shapes[index];
-      if (outputs[index]->scalar_type() != shape.dtype || outputs[index]->sizes() != c10::IntArrayRef(shape.sizes))
-        return false;
+      if (outputs[index]->scalar_type() != shape.dtype || !agrees(outputs[index]->sizes(), shape.sizes)) return false;
     }
     return true;
   }
 
  private:
+  bool agrees(c10::IntArrayRef sizes, c10::IntArrayRef expected) const {
+    return has_any_sizes ? sizes.size() == expected.size() : sizes == expected;
+  }
+
   std::vector<Expected> ops_;
 };
 
@@ -192,6 +198,12 @@ inline PyObject* path_plan(PyObject* self, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
+// `take_any_sizes()`: from now on, results may have other sizes than they had.
+inline PyObject* path_take_any_sizes(PyObject* self, PyObject*) {
+  (*reinterpret_cast<PathObject*>(self)->path)->has_any_sizes = true;
+  Py_RETURN_NONE;
+}
+
 inline void path_dealloc(PyObject* self) {
   delete reinterpret_cast<PathObject*>(self)->path;
   Py_TYPE(self)->tp_free(self);
@@ -201,6 +213,7 @@ inline PyTypeObject* path_type() {
   static PyMethodDef methods[] = {
       {"learn_from", path_learn_from, METH_O, nullptr},
       {"plan", path_plan, METH_VARARGS, nullptr},
+      {"take_any_sizes", path_take_any_sizes, METH_NOARGS, nullptr},
       {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {
       {Py_tp_methods, methods},
