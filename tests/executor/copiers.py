@@ -39,7 +39,8 @@ def use_copier(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
         which: "native", "through Python" or "Python".
         monkeypatch: Undoes that.
     """
-    if which != "Python" and copier.LIBRARY.get() is None:
+    found = copier.LIBRARY.get()  # first: what is put in its place ends with "nothing was loaded" otherwise, for good
+    if which != "Python" and found is None:
         pytest.skip(f"no native thread that copies: {copier.LIBRARY.why_not}")
     monkeypatch.setenv(copier.VARIABLE, "0" if which == "Python" else "1")
     if which != "native":
