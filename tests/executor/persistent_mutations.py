@@ -109,7 +109,7 @@ SLICES = (
     Mutation("a slice that fails is undone in part", _SLICES, "            self.end()\n            return False\n", "            pass\n"),
     Mutation("the first value alone is undone", _SLICES, "        for value, place in self._can_undo:\n            store.finish_out", "        for value, place in self._can_undo[:1]:\n            store.finish_out"),
     Mutation("a slice that does not fit stays", _SLICES, "self._fits = room_bytes >= 0", "self._fits = True"),
-    Mutation("the copy of a slice that does not fit is written over", _SLICES, "                value.place.keep(self._rooms.take_spare)\n", "                pass\n"),
+    Mutation("the copy of a slice that does not fit is written over", _SLICES, "                place.keep(self._rooms.take_spare)\n", "                pass\n"),
     Mutation("a copy that was written over counts as kept", _VALUES, "        if another is None:\n            self._is_keeping = False\n", "        if another is None:\n            pass\n"),
     Mutation("a later copy is what a slice is undone to", _SLICES, "is_reverted=True", "is_reverted=False"),
     Mutation("the room of a later copy is lost", _SLICES, "            self._rooms.give_back(value.size_bytes, place)\n", "            pass\n"),
@@ -122,9 +122,9 @@ SLICES = (
     Mutation("the state that a slice made stays", _SLICES, "                self._optimizer.state.pop(parameter, None)\n", "                pass\n"),
     Mutation("the state before a slice is that after it", _SLICES, "self._states[parameter] = _nesting_of(state)", "self._states[parameter] = state"),
     Mutation("an old copy stands for what an array has written to", _SLICES, "        if value.is_pinned:\n            value.is_copied = False  # nothing tells what was written to it\n", ""),
-    Mutation("copies of a slice take room that there is not", _SLICES, 'if value.state == "here" and value.size_bytes <= room_bytes:', 'if value.state == "here":'),
-    Mutation("no copy of a slice is made on the device", _SLICES, 'if value.state == "here" and value.size_bytes <= room_bytes:', "if False:"),
-    Mutation("a slice that moves nothing is one all the same", _MEMORY, 'if changed and all(value.state == "here" for value in changed):', "if True:"),
+    Mutation("copies of a slice take room that there is not", _SLICES, "if key in here and value.size_bytes <= room_bytes:", "if key in here:"),
+    Mutation("no copy of a slice is made on the device", _SLICES, "if key in here and value.size_bytes <= room_bytes:", "if False:"),
+    Mutation("a slice that moves nothing is one all the same", _MEMORY, "if changed and len(here) == len(changed):", "if True:"),
 )  # fmt: skip
 
 READS = (
