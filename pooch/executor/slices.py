@@ -19,6 +19,7 @@ from .rooms import Rooms
 MOMENTS = 2  # times the size of a parameter: what its state is thought to take where that is not known
 MOST_MOMENTS = 3  # of those that are known
 TEMPORARIES = 2  # times the size of its parameters: what a slice needs beside what it changes
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _IS_ONLY_HERE = attrgetter("is_only_here")
 _SLICES_AT_ONCE = 3  # one computes, one is copied out, and one comes
 _FEWEST_THAT_MOVE = 4
@@ -150,7 +151,7 @@ class Slice:
                 have_room.add(key)
             else:
                 self._values.append(value)
-        self._copies: dict[torch.Tensor, torch.Tensor] = {}
+        self._copies: list[tuple[Sequence[torch.Tensor], Iterable[torch.Tensor]]] = []
         self._states: dict[torch.Tensor, Any] = {}
         self._is_undoable = self._copy(have_room, values.keys() - have_room, room_bytes, least_bytes, keys_of)
         if not self._is_undoable:
@@ -167,6 +168,7 @@ class Slice:
     ) -> bool:
         """Copy here what is not copied to the tier, and return whether there is room for that."""
         tensors: list[torch.Tensor] = []
+        alike: dict[object, list[torch.Tensor]] = {}  # of what is small, by what makes tensors fit into one
         for parameter in self._parameters:
             state = self._optimizer.state.get(parameter)
             self._states[parameter] = _nesting_of(state)
@@ -179,7 +181,12 @@ class Slice:
                 room_bytes -= size_bytes
                 if room_bytes < 0 and size_bytes >= least_bytes:
                     return False
-            self._copies[tensor] = tensor.detach().clone()
+            if key not in have_room and type(tensor) in _PLAIN and tensor.layout is torch.strided:
+                alike.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(tensor)
+            else:
+                self._copies.append(([tensor], [tensor.detach().clone()]))
+        with torch.no_grad():  # there may be hundreds of counts and biases
+            self._copies += [(tensors, torch.stack(tensors)) for tensors in alike.values()]
         return True
 
     def begin(self, bring_back: Callable[[Iterable[PersistentValue]], None]) -> None:
@@ -250,8 +257,9 @@ class Slice:
             value.place, value.spare, value.is_copied = place, None, True
             value.revert()
         with torch.no_grad():
-            for tensor, copy in self._copies.items():
-                tensor.copy_(copy)
+            for tensors, copies in self._copies:
+                for tensor, copy in zip(tensors, copies, strict=True):
+                    tensor.copy_(copy)
         for parameter, state in self._states.items():
             if state is None:
                 self._optimizer.state.pop(parameter, None)
