@@ -32,7 +32,7 @@ from .evictor import Evictor
 from .own_work import OWN_WORK
 from .program_reads import ProgramReads
 from .rooms import Rooms
-from .slices import Slice, loads, stepping_bytes
+from .slices import TEMPORARIES, Slice, loads, stepping_bytes
 from .tier import StepTier
 
 _LEAST_BYTES = 4096  # of a value: moving fewer takes longer than it gains
@@ -92,6 +92,7 @@ class PersistentMemory:
         self._has_read_in_vain = False  # whether it has in this step
         self._far: list[PersistentValue] = []  # what could leave at this number of uses, what is used last at its end
         self._far_since = -_USES_AHEAD
+        self._temporary_bytes = 0  # that stepping the largest parameter of the step that was asked for last takes
         self._slices: dict[int, Slice] = {}  # of optimizers' steps that are running, by their threads
         self.staying_bytes: Counter[str] = Counter()
         count_here_bytes = partial(library.here_bytes, evictor.device)
@@ -332,13 +333,19 @@ class PersistentMemory:
         next_values = islice(self.values.used_next(_USES_AHEAD), max(0, _COPIES_AHEAD - under_way))
         self._ahead.update((value, value.last_use) for value in self._bring_ahead(next_values))
 
-    def _bring_ahead(self, values: Iterable[PersistentValue]) -> list[PersistentValue]:
-        """Start to bring values back that are away, until there is no room, and return them."""
+    def _bring_ahead(self, values: Iterable[PersistentValue], beside_bytes: int = 0) -> list[PersistentValue]:
+        """Start to bring values back that are away, until there is no room, and return them.
+
+        Args:
+            values: The values.
+            beside_bytes: How much has to stay free. As much as the value in any case.
+        """
         begun: list[PersistentValue] = []
         live = self._evictor.live
         budget_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes
         for value in values:
-            missing_bytes = live.recent() + 2 * value.size_bytes + self._spare_bytes - budget_bytes
+            needed_bytes = value.size_bytes + max(value.size_bytes, beside_bytes)
+            missing_bytes = live.recent() + needed_bytes + self._spare_bytes - budget_bytes
             if missing_bytes > 0 and not self._leave_ahead(missing_bytes, self.values.distance(value)):
                 break
             self._evictor.store.start_in(value, self._evictor.stats)
@@ -400,6 +407,8 @@ class PersistentMemory:
         with self._evictor.lock:
             if not self._evictor.live.asks:
                 needs = None  # nobody is asked for more room if it takes more than small parameters have shown
+            largest_bytes = max([parameter.nbytes for parameters in slices for parameter in parameters], default=0)
+            self._temporary_bytes = int((TEMPORARIES if needs is None else needs.alone) * largest_bytes)
             free_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes - self._evictor.live.now()
             return loads(optimizer, slices, self._values_in, needs, free_bytes, self._slice_bytes)
 
@@ -434,10 +443,13 @@ class PersistentMemory:
 
         Copies are made one after the other: what is copied out first would be waited for.
         """
-        evictor, state = self._evictor, optimizer.state
+        evictor = self._evictor
         with evictor.own_time, torch._C._DisableTorchDispatch(), evictor.lock, self._tier.at_home():
-            values = self._values_in([(each, state.get(each), each.grad) for each in parameters])
-            self._bring_ahead([value for value in values.values() if value.is_away])
+            changed = self._changed(optimizer, parameters).values()
+            read = self._values_in([each.grad for each in parameters]).values()
+            away = dict.fromkeys([value for value in (*changed, *read) if value.is_away])
+            copied_bytes = sum([value.size_bytes for value in changed if value not in away])
+            self._bring_ahead(away, copied_bytes + self._temporary_bytes)
 
     @past_subclasses
     def begin_whole(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
@@ -486,7 +498,8 @@ class PersistentMemory:
         """Start to copy out what has just been written and will leave, so that nobody waits for that when it does."""
         for value in values:
             if value.leaves and value.place is not None:
-                self._evictor.store.finish_out(value, self._evictor.stats)
+                if value.ticket is not None:
+                    self._evictor.store.finish_out(value, self._evictor.stats)
                 self._is_written_ahead(value)
 
     def _is_written_ahead(self, value: PersistentValue) -> bool:

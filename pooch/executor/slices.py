@@ -20,7 +20,7 @@ MOMENTS = 2  # times the size of a parameter: what its state is thought to take 
 MOST_MOMENTS = 3  # of those that are known
 TEMPORARIES = 2  # times the size of its parameters: what a slice needs beside what it changes
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_IS_ONLY_HERE = attrgetter("is_only_here")
+_NBYTES, _SIZE_BYTES, _IS_ONLY_HERE = attrgetter("nbytes"), attrgetter("size_bytes"), attrgetter("is_only_here")
 _SLICES_AT_ONCE = 3  # one computes, one is copied out, and one comes
 _FEWEST_THAT_MOVE = 4
 _TWO_MOMENTS = (
@@ -56,8 +56,10 @@ def stepping_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.
 def _coming_bytes(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> int:
     """How much state is to come of some parameters."""
     state = optimizer.state
+    if all(map(state.get, parameters)):
+        return 0
     new = sum([each.nbytes for each in parameters if not state.get(each)])
-    moments = known_moments(optimizer) if new else 0
+    moments = known_moments(optimizer)
     return (MOMENTS if moments is None else moments) * new
 
 
@@ -90,12 +92,10 @@ def loads(
     for parameters in slices:
         changed = values_in([(parameter, state.get(parameter)) for parameter in parameters]).values()
         read = values_in([parameter.grad for parameter in parameters]).values()
-        taken_bytes = beside * sum([parameter.nbytes for parameter in parameters]) + _coming_bytes(
-            optimizer, parameters
-        )
+        taken_bytes = beside * sum(map(_NBYTES, parameters)) + _coming_bytes(optimizer, parameters)
         away_bytes = sum([value.size_bytes for value in read if value.storage is None])
         moves = away_bytes > 0 or not all(map(_IS_ONLY_HERE, changed))
-        taken.append((moves, taken_bytes, away_bytes + sum([value.size_bytes for value in changed])))
+        taken.append((moves, taken_bytes, away_bytes + sum(map(_SIZE_BYTES, changed))))
     if room_bytes <= 0:
         return [Load(moves, math.inf, math.inf) for moves, _, _ in taken]
     moved_bytes = sum([size_bytes for moves, _, size_bytes in taken if moves])
@@ -202,7 +202,8 @@ class Slice:
             if not self._fits:
                 self._evictor.store.finish_out(value, self._evictor.stats)
         for value in self._values:
-            self._evictor.store.finish_out(value, self._evictor.stats)
+            if value.ticket is not None:
+                self._evictor.store.finish_out(value, self._evictor.stats)
             place = value.place
             if value.is_copied and isinstance(place, PersistentPlace):
                 place.keep(self._rooms.take_spare)
@@ -223,7 +224,8 @@ class Slice:
     def _start_out(self, value: PersistentValue) -> None:
         """Start to copy a value to the tier unless it is there."""
         store, stats = self._evictor.store, self._evictor.stats
-        store.finish_out(value, stats)
+        if value.ticket is not None:
+            store.finish_out(value, stats)
         if value.is_pinned:
             value.is_copied = False  # nothing tells what was written to it
         if not value.is_copied and value.place is not None:

@@ -213,7 +213,7 @@ class PersistentValue(Value):
         """Whether its bytes are here as in plain training: the tier has no copy of them, and none is under way."""
         if self.ticket is not None or self._arriving is not None or not self._home.is_here:
             return False
-        return not self.is_copied
+        return not (self._is_in_tier and self.is_copied)
 
     @property
     def is_gone(self) -> bool:
@@ -531,7 +531,8 @@ class PersistentValues:
         if not self._uses.are_known:
             return sorted(leaving, key=lambda value: now - value.last_use)
         distances, never = self._uses.distances(now), 2 * self._uses.length
-        return sorted(leaving, key=lambda value: distances.get(value.number, never))
+        ahead = [distances.get(value.number, never) for value in leaving]
+        return [value for _, _, value in sorted(zip(ahead, range(len(leaving)), leaving, strict=True))]
 
     def distance(self, value: PersistentValue) -> float:
         """How far ahead the next use of a value is."""

@@ -125,7 +125,7 @@ SLICES = (
     Mutation("slices take temporary tensors for nothing", _SLICES, "room_bytes = free_bytes - alone * largest_bytes", "room_bytes = free_bytes"),
     Mutation("slices that are copied meanwhile take no room", _SLICES, "room_bytes / _SLICES_AT_ONCE, max", "room_bytes, max"),
     Mutation("small parameters tell where nothing asks for room", _MEMORY, "            if not self._evictor.live.asks:\n                needs = None", "            if False:\n                needs = None"),
-    Mutation("the next slice comes when it computes", _MEMORY, "            self._bring_ahead([value for value in values.values() if value.is_away])\n", "            pass\n"),
+    Mutation("the next slice comes when it computes", _MEMORY, "            self._bring_ahead(away, copied_bytes + self._temporary_bytes)\n", "            pass\n"),
     Mutation("the state that a slice made stays", _SLICES, "                self._optimizer.state.pop(parameter, None)\n", "                pass\n"),
     Mutation("the state before a slice is that after it", _SLICES, "self._states[parameter] = _nesting_of(state)", "self._states[parameter] = state"),
     Mutation("an old copy stands for what an array has written to", _SLICES, "        if value.is_pinned:\n            value.is_copied = False  # nothing tells what was written to it\n", ""),

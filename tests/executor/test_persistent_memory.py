@@ -428,17 +428,17 @@ def test_where_nothing_asks_for_room_more_is_thought_to_be_taken(kept: Kept, mon
     assert shares[::2] == [0.5] * 2
 
 
-@pytest.mark.parametrize("has_room", [True, False])
+@pytest.mark.parametrize(("room", "temporary", "come"), [(20, 0, 10), (20, 20, 0), (0, 0, 0)])
 def test_what_the_next_slice_needs_comes_while_one_computes(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch, has_room: bool
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, room: int, temporary: int, come: int
 ) -> None:
+    """Two parameters, their gradients, two moments and a count of each, if there is room beside what this one takes."""
     training = Training(kept)
     kept.leave()
     before = training.states().count("away")
-    if not has_room:
-        monkeypatch.setattr(kept.evictor, "budget_bytes", kept.evictor.live.now())
+    monkeypatch.setattr(kept.evictor, "budget_bytes", kept.evictor.live.now() + room * LAYER_BYTES)
+    training.memory._temporary_bytes = temporary * LAYER_BYTES
     training.memory.begin_next(training.optimizer, training.parameters[:2])
-    come = 10 if has_room else 0  # two parameters, their gradients, two moments and a count of each
     assert training.states().count("away") == before - come
     assert not training.memory._ahead, "it is not what was used next in the step before"
 
