@@ -121,7 +121,7 @@ class LongStep:
 
     def moved(self, value: Value) -> Iterable[Value]:
         """Forget the costs of replays that need a value."""
-        return self.recipes.moved(value.number)
+        return self.recipes.moved(value)
 
     def returned(self, value: Value) -> None:
         """Note that a value is there again."""

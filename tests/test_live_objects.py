@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # what `torch.compile` has made is looked for once this is loaded
 from torch import nn
 
+import pooch
 from pooch.autopilot.optimizer_states import OptimizerStates
 from pooch.ground import live_objects as found_by
-from pooch.ground.live_objects import freeze_known, live_objects
+from pooch.ground.live_objects import freeze_known, live_objects, noting
 from pooch.profiler.fake.world import FakeWorld
 from pooch.torchtools.calls import compiled_of
 from pooch.torchtools.memory_trace import live_tensors
@@ -125,3 +127,64 @@ def test_no_other_object_is_held_where_threads_can_switch(walk: str) -> None:
     assert len(counts) > 20
     assert set(counts) == {before}
     del optimizer, compiled
+
+
+class Other:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+class DerivedOther(Other): ...
+
+
+class Absent: ...
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often everything is looked through: one entry for each time."""
+    made, look = list[int](), gc.get_objects
+
+    def get_objects(generation: int | None = None) -> list[Any]:
+        made.append(1)
+        return look(generation)
+
+    monkeypatch.setattr(gc, "get_objects", get_objects)
+    return made
+
+
+def test_one_look_finds_all_types_that_are_to_be_noted(looks: list[int]) -> None:
+    kinds, others = [Kind(), Derived()], [Other(), DerivedOther()]
+    with noting(Other, Absent):
+        assert {*map(id, kinds)} <= {*map(id, live_objects(Kind))}
+        assert {*map(id, others)} <= {*map(id, live_objects(Other))}
+        assert live_objects(Absent) == []
+        assert len(looks) == 1
+        live_objects(Kind)
+        assert len(looks) == 2, "what is not noted is looked for each time"
+    live_objects(Other)
+    assert len(looks) == 3
+
+
+def test_what_is_noted_is_not_held(looks: list[int]) -> None:
+    other = Other()
+    with noting(Other):
+        assert any(each is other for each in live_objects(Other))
+        remaining = len(live_objects(Other))
+        other.__dict__.clear()  # it held itself
+        del other
+        assert len(live_objects(Other)) == remaining - 1
+        assert len(looks) == 1
+
+
+def test_a_budget_begins_with_one_look(looks: list[int]) -> None:
+    """With large libraries loaded, a look takes as long as a step."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    looks.clear()
+    with pooch.auto(model, "1GiB", tell=lambda _: None) as auto:
+        assert len(looks) == 1
+        states = auto._persistence.states
+        assert states.bytes_to_come([model]) == 2 * sum(each.nbytes for each in model.parameters())
+        assert len(looks) == 1
+    del optimizer

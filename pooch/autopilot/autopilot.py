@@ -19,10 +19,12 @@ from ..executor.status import Status
 from ..executor.verification import Verification, Verify
 from ..ground import messages
 from ..ground.errors import UsageError
+from ..ground.live_objects import noting
 from ..ground.units import format_bytes
 from ..ground.visible import one_line
 from ..ir import Plan, Profile
 from ..torchtools.accelerators import has_streams, shares_memory, why_unheard
+from ..torchtools.calls import compiled_kinds
 from ..torchtools.cuda_only import spills_silently
 from ..torchtools.device_memory import free_bytes
 from ..torchtools.ranks import local_count
@@ -80,7 +82,7 @@ class Auto:
             raise UsageError(why)
         optimizers = given_optimizers(optimizer)
         LIBRARY.get()  # objects are looked through natively from now on
-        with beginning(device):
+        with beginning(device), noting(torch.optim.Optimizer, *compiled_kinds()):
             tell, warn = (messages.tell, messages.warn) if tell is None else (tell, tell)
             node_bytes = tier_budget(device, host_budget, disk_budget)
             ranks = ranks_of(process_group)
@@ -128,6 +130,7 @@ class Auto:
                 if spills_silently(device):
                     remarks.spills(size_bytes, self._before_bytes + free_bytes(device))
             persistence.bring_in(models, device, size_bytes)
+            persistence.states.meet(models)
             live.reset_peak()
             self._driver = StepDriver(governed, held, live, evictor, library, remarks, persistence, allow_recompute)
             self._is_removed = False

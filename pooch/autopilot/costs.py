@@ -21,6 +21,7 @@ from ..torchtools.accelerators import has_streams
 from ..torchtools.memory_trace import earlier_objects_exempt
 from ..torchtools.out_of_memory import forgotten, is_out_of_memory
 from .backward import own_passes
+from .kept_costs import KeptCosts
 from .stacks import can_outlast_the_call
 
 
@@ -123,18 +124,21 @@ class DeviceCosts(CostSource):
 
 
 class HostCosts(CostSource):
-    """Costs of a machine whose device is the CPU, measured by a child process of low priority.
+    """Costs of a machine whose device is the CPU, as an earlier run has kept them, or measured by a child process.
 
-    It begins once the first plan is made, which it would delay: measuring and planning take a core each.
+    That is of low priority, and begins once the first plan is made, which it would delay: measuring and planning take a
+    core each.
 
     Args:
         speed: What copies take as seen in training, which serves until then. It is told what was measured.
         gather: Waits a little for other ranks of the machine, or None. They measure at the same time, since they copy
             at the same time.
+        kept: Where they are kept for the next run, or None: nowhere.
     """
 
-    def __init__(self, speed: CopySpeed, gather: Gather | None = None) -> None:
-        self._speed, self._gather = speed, gather
+    def __init__(self, speed: CopySpeed, gather: Gather | None = None, kept: KeptCosts | None = None) -> None:
+        self._speed, self._gather, self._kept = speed, gather, kept
+        self._has_looked = kept is None
         self._child = Child("measure beside training")
         self._thread: threading.Thread | None = None
         self._found: tuple[Link, HookCosts | None] | None = None
@@ -144,6 +148,14 @@ class HostCosts(CostSource):
         """Whether the measuring has ended, with an answer or without."""
         return self._found is not None or (self._thread is not None and not self._thread.is_alive())
 
+    def prepare(self, room_bytes: int) -> None:
+        """Look for what an earlier run has kept."""
+        if self._has_looked or self._kept is None:
+            return
+        self._has_looked, self._found = True, self._kept.find()
+        if self._found is not None:
+            self._speed.start_from(self._found[0])
+
     def now(self, profile: Profile) -> Costs:
         """Return what was measured, or the estimate until then."""
         link, hooks = self._found or (link_seen(self._speed), None)
@@ -151,7 +163,7 @@ class HostCosts(CostSource):
 
     def begin(self) -> None:
         """Have the other process measure, once."""
-        if self._thread is None:
+        if self._thread is None and self._found is None:
             thread = threading.Thread(target=self._measure, name="pooch-measuring", daemon=True)
             with suppress(RuntimeError, MemoryError):  # no memory for one just now: after the next plan
                 thread.start()
@@ -163,6 +175,8 @@ class HostCosts(CostSource):
         with suppress(PoochError), self._child:  # without an answer, the estimate has to do
             self._found = found = self._child.ask()
             self._speed.start_from(found[0])
+            if self._kept is not None:
+                self._kept.keep(found)
 
     def close(self) -> None:
         """End the process that measures, if it is running, and its thread, unless that waits for other ranks."""
@@ -188,4 +202,6 @@ def costs_of(device: torch.device, speed: CopySpeed, gather: Gather | None = Non
         speed: What copies take as seen in training.
         gather: Waits a little for other ranks of the machine, or None.
     """
-    return DeviceCosts(device, speed, gather) if has_streams(device) else HostCosts(speed, gather)
+    if has_streams(device):
+        return DeviceCosts(device, speed, gather)
+    return HostCosts(speed, gather, KeptCosts(device, speed.tier) if gather is None else None)

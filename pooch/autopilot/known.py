@@ -84,6 +84,7 @@ class Known:
         away_bytes: What outlives steps and was away as the recorded step began, which plain training has there.
         plan: Its plan, or None.
         table: The plan, indexed.
+        asked_bytes: What a step might take when a plan was asked for last.
         minimum_bytes: The smallest budget for which there is a plan, if one was refused.
         needed_bytes: What its plan needs, if that is more than the budget: what the plan keeps makes up for the rest.
         moving_ms: What a step takes longer for that than its plan predicts.
@@ -109,6 +110,7 @@ class Known:
     away_bytes: int = 0
     plan: Plan | None = None
     table: ActionTable | None = None
+    asked_bytes: int = 0
     minimum_bytes: int = 0
     needed_bytes: int = 0
     moving_ms: float = 0.0
@@ -131,6 +133,11 @@ class Known:
     def predicted_step_ms(self) -> float:
         """The time that a step takes on its plan; 0 without one."""
         return 0.0 if self.plan is None else self.plan.predicted_step_ms + self.moving_ms
+
+    @property
+    def lost_ms(self) -> float:
+        """What its steps so far have lost on its plan, as predicted."""
+        return 0.0 if self.plan is None else self.steps * (self.predicted_step_ms - self.plan.in_core_step_ms)
 
     @property
     def slowdown(self) -> float | None:

@@ -28,9 +28,13 @@ from .summary import Decision, PlannedShape
 MOST_RECORDED = 3  # shapes of one family that are recorded without further reason
 MOST_FAILURES = 3  # steps in a row that left their plan, after which the step is recorded again
 _NOTED_SHARE = 0.02  # of a step: what takes less is not told
+# What steps on a plan have lost, before it is searched for a better one: that takes seconds of a core, during which the
+# program's own ops take longer where cores share caches and memory.
+WORTH_MS = 1000.0
 OFTEN = 3  # steps of a shape that cannot be derived, after which it is recorded
 PLANNED_SHARE = 0.995  # of the budget: a step is not repeated to the byte where values decide what it computes
 MOST_EVENTS = 1000  # lines on what was planned that the summary can list
+LARGER = 1.05  # times as large is a budget with which all is planned anew
 COPIED_STEPS = 50  # after which it is looked again whether replaying is worth its cost
 _NEVER = 2**62
 COMPILED_REASON = "compiled graphs run in it, so all that leaves is copied"
@@ -218,10 +222,11 @@ class Library:
         anchors, most_bytes = [KnownStep(key.sizes, known.profile)], _followed_bytes(known, budget_bytes)
         if known.plan is not None and known.plan.predicted_peak_bytes + more_bytes <= most_bytes:
             knows_costs = not known.is_provisional or self.requests.knows_costs
-            if (known.is_outdated or (known.is_provisional and knows_costs)) and not known.is_pending:
+            has_grown = target_bytes > LARGER * known.asked_bytes > 0  # as with state that has come since
+            if (known.is_outdated or has_grown or (known.is_provisional and knows_costs)) and not known.is_pending:
                 known.is_outdated = False
                 self._ask(key, known, anchors, start_bytes, target_bytes)
-            elif known.steps >= OFTEN and not known.is_improved and knows_costs and not known.is_pending:
+            elif knows_costs and not (known.is_improved or known.is_pending) and known.lost_ms >= WORTH_MS:
                 known.is_improved = True
                 self.requests.ask_for_better(key, known, self._held_bytes)
             if self._has_tier or not (known.plan.schedule.host_bytes or known.needed_bytes):
@@ -357,10 +362,11 @@ class Library:
             assert table is not None
             known.table = table if known.table is None else table.after(known.table)
             known.profile, known.plan = answer.profile, answer.plan
-            known.moving_ms, known.needed_bytes, known.reason = answer.moving_ms, 0, ""
+            known.moving_ms, known.needed_bytes, known.reason = 0.0, 0, ""
             known.staying_bytes, known.away_bytes = answer.staying_bytes, self._away.all_bytes
-            if answer.minimum_bytes:
+            if answer.minimum_bytes > self._budget_bytes:  # which may be larger than when it was asked for
                 self._needs_more(known, answer.minimum_bytes)
+                known.moving_ms = answer.moving_ms
             if arrival.request.job.away_bytes:
                 self._times.measure_anew()
             missing = self._times.missing(has_hooks=not known.is_provisional)

@@ -75,6 +75,14 @@ class OptimizerStates:
             self._met.add(optimizer)
             self._looking = Seldom()
 
+    def meet(self, models: Sequence[torch.nn.Module]) -> None:
+        """Look for the optimizers of some models, as everything is looked through for something else.
+
+        Args:
+            models: The models.
+        """
+        self.optimizers_of({id(each) for each in parameters_of(models)})
+
     def to_attach(
         self, models: Sequence[torch.nn.Module], device: torch.device, parameters: Iterable[torch.Tensor] | None = None
     ) -> list[torch.optim.Optimizer]:

@@ -100,7 +100,7 @@ class PlanRequests:
         """
         if known.is_pending or known.minimum_bytes > target_bytes:
             return
-        known.is_pending = True
+        known.is_pending, known.asked_bytes = True, target_bytes
         self._costs.prepare(target_bytes - start_bytes)
         options = replace(self._options, effort="fast")
         job = Job(

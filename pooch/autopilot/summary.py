@@ -395,15 +395,18 @@ def _time(summary: AutoSummary) -> str:
     if summary.steps_in_core == summary.steps and not summary.plain_ms_on_plan:
         fits = summary.budget_bytes is not None and not summary.steps_over_budget
         return "everything fits: you do not need a plan" if fits else ""
+    compared_plain_ms = summary.compared_ms - summary.lost_ms
     if summary.ms_on_plan < summary.compared_ms / 2 and summary.steps_on_plan < summary.steps / 2:
-        plain_ms = summary.compared_ms - summary.lost_ms
-        if plain_ms <= 0:
+        if compared_plain_ms <= 0:
             return ""
-        ratio = summary.compared_ms / plain_ms
+        ratio = summary.compared_ms / compared_plain_ms
         return f"steps {'at least ' if slower(ratio) != slower(1.0) else ''}{slower(ratio)}"
     if not summary.plain_ms_on_plan:
+        if not summary.steps_on_plan:
+            return "no step on a plan yet"
         what = f"what hooks and {MOVING} cost" if summary.around_slices_ms else "what hooks cost"
-        return f"steps on a plan: {what} is still being measured" if summary.steps_on_plan else "no step on a plan yet"
+        so_far = f"steps about {slower(summary.compared_ms / compared_plain_ms)}" if compared_plain_ms > 0 else "steps"
+        return f"{so_far}, which was not predicted, as {what} is still being measured"
     ratio = summary.ms_on_plan / summary.plain_ms_on_plan
     predicted = summary.predicted_ms_on_plan / summary.plain_ms_on_plan
     least = "at least " if _are_mostly_online(summary) else ""

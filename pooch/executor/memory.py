@@ -23,7 +23,7 @@ class DeviceMemory:
 
     def is_held_elsewhere(self, storage: torch.UntypedStorage) -> bool:
         """Whether more than one reference holds a storage, so that dropping one frees nothing."""
-        return is_held_elsewhere(storage)
+        return _use_count(storage._cdata) > 1
 
 
 def is_held_elsewhere(storage: torch.UntypedStorage) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -50,6 +50,8 @@ class ValueOwner:
         recipes: The calls that can run again.
         planned: The values that a plan moves, or None without a plan.
         effort: What replaying has cost and gained so far.
+        replay_ms: Returns the time in ms to replay a value, given its number: see `Recipes`.
+        moved: Notes that a value has come or gone, and returns what may cost something else to replay: see `Recipes`.
         thread: Number of the thread that runs the step: the one of its backward pass, once that has begun.
     """
 
@@ -58,6 +60,7 @@ class ValueOwner:
         self._verification = evictor.verification
         self.saved: dict[int, Value] = {}
         self.recipes = Recipes(self.saved, self, evictor.speed)
+        self.replay_ms, self.moved = self.recipes.replay_ms, self.recipes.moved  # asked for each value that may leave
         self.planned: PlannedValues | None = None
         self.effort = Effort()
         self.thread = threading.get_ident()
@@ -172,16 +175,6 @@ class ValueOwner:
         assert call is not None, "it was replayed just now"
         module = self._verification.place_of(call.recipe)
         return Difference(operator_facts(call.call.func).name, module, cause_of(call.call), was_survived)
-
-    # Costs ------------------------------------------------------------------------------------------------------------
-
-    def replay_ms(self, number: int) -> float:
-        """Return the time in ms to replay a value from what is at hand now, or infinity if it cannot be replayed."""
-        return self.recipes.replay_ms(number)
-
-    def moved(self, value: Value) -> Iterable[Value]:
-        """Forget the costs of replays that need a value, as it has come or gone, and return what they make."""
-        return self.recipes.moved(value.number)
 
     def returned(self, value: Value) -> None:
         """Note that a value is there again, as a replay of another one has made it on its way."""

@@ -1,4 +1,7 @@
-"""Temporary folders. One that a killed process left is removed when another process makes its first one."""
+"""The user's cache directory, and temporary folders.
+
+One that a killed process left is removed when another process makes its first one.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,14 @@ from pathlib import Path
 _PREFIX = "pooch-held-"
 _NAME = re.compile(r"\.?pooch-held-[a-z0-9_]{8}")  # as `tempfile` makes them; nothing else is ever removed
 _swept: set[Path] = set()
+
+
+def cache_directory() -> Path:
+    """Return where Pooch keeps what it needs again: POOCH_CACHE_DIRECTORY, or its part of the user's directory."""
+    asked = os.environ.get("POOCH_CACHE_DIRECTORY")
+    if asked:
+        return Path(asked)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pooch-planner"
 
 
 class TemporaryFolder:

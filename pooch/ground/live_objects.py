@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, compress, starmap
 from typing import Any
 
@@ -11,6 +14,15 @@ YOUNG = (0, 1)  # generations of objects that few collections of garbage have lo
 
 _known_frozen = 0  # objects
 _natively: Callable[..., list[Any]] | None = None
+
+
+class _Along(threading.local):
+    """What the calling thread notes as it looks for something else: by type, or None as long as it has not looked."""
+
+    found: dict[type, list[weakref.ref[Any]] | None] | None = None
+
+
+_along = _Along()
 
 
 def find_natively(objects_of: Callable[..., list[Any]]) -> None:
@@ -37,6 +49,22 @@ def unfreeze() -> None:
     _known_frozen = 0
 
 
+@contextmanager
+def noting(*kinds: type) -> Iterator[None]:
+    """Note objects of further types in the first look at everything within this, which answers all later ones there.
+
+    With large libraries loaded, a look takes some ten milliseconds. What is looked for within this is not made there.
+
+    Args:
+        kinds: The types, none of which is derived from another. Their objects can be referred to weakly.
+    """
+    before, _along.found = _along.found, dict.fromkeys(kinds)
+    try:
+        yield
+    finally:
+        _along.found = before
+
+
 def live_objects(kind: type, generations: Sequence[int | None] = (None,)) -> list[Any]:
     """Return all objects of a type and of types derived from it that the interpreter tracks.
 
@@ -51,12 +79,34 @@ def live_objects(kind: type, generations: Sequence[int | None] = (None,)) -> lis
     just filling. So one call of a function in C takes all objects, chooses by the types that they really have
     (`isinstance` would ask them for their `__class__`, which may be a property in Python), and lets the others go.
     """
+    noted = _along.found
+    if noted is None or tuple(generations) != (None,):
+        return _look(_with_derived(kind), generations)
+    before = noted.get(kind)
+    if before is None:
+        return _look_along(kind, noted)
+    return [each for each in (reference() for reference in before) if each is not None]
+
+
+def _look_along(kind: type, noted: dict[type, list[weakref.ref[Any]] | None]) -> list[Any]:
+    """Return all objects of a type, and note those of the others of which nothing is noted yet."""
+    wanted = dict.fromkeys([kind, *(each for each, found in noted.items() if found is None)])
+    types = {each: _with_derived(each) for each in wanted}
+    belong = {id(derived): each for each, all_of_it in types.items() for derived in all_of_it}
+    found: dict[type, list[Any]] = {each: [] for each in wanted}
+    for one in _look(list(chain(*types.values())), (None,)):
+        found[belong[id(type(one))]].append(one)
+    noted.update({each: list(map(weakref.ref, ones)) for each, ones in found.items() if each in noted})
+    return found[kind]
+
+
+def _look(types: Sequence[type], generations: Sequence[int | None]) -> list[Any]:
+    """Return all objects of exactly some types."""
     if gc.get_freeze_count() > _known_frozen:
         unfreeze()
-    derived = _with_derived(kind)
     if _natively is not None:
-        return _natively(gc.get_objects, tuple(generations), tuple(derived))
-    kinds = frozenset(map(id, derived))
+        return _natively(gc.get_objects, tuple(generations), tuple(types))
+    kinds = frozenset(map(id, types))
     everything: list[Any] = []
     taking = map(everything.extend, map(gc.get_objects, generations))
     choosing = compress(everything, map(kinds.__contains__, map(id, map(type, everything))))

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .folders import TemporaryFolder
+from .folders import TemporaryFolder, cache_directory
 from .messages import tell, warn
 from .reading import is_ours
 
@@ -81,7 +81,7 @@ def built_library(
     ready = READY_MADE / ready_name(file_name)
     if not again and ready.exists() and _can_be_loaded(ready):
         return ready
-    library = _cache_directory() / "native" / file_name
+    library = cache_directory() / "native" / file_name
     if not again and is_ours(library.parent) and _is_whole(library):
         return library
     inputs = [*FLAGS, *compile_flags, str(source)]
@@ -142,13 +142,6 @@ def _own_directory() -> Path:
     folder = TemporaryFolder()
     atexit.register(folder.close)
     return folder.path
-
-
-def _cache_directory() -> Path:
-    asked = os.environ.get("POOCH_CACHE_DIRECTORY")
-    if asked:
-        return Path(asked)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pooch-planner"
 
 
 def compiler() -> list[str]:

@@ -44,17 +44,17 @@ class Candidates:
         self._everything, self._can_leave, self._cost_ms = everything, can_leave, cost_ms
         self._entries: dict[Value, _Entry] = {}  # as they are valid: buckets have old ones as well
         self._buckets: dict[int, list[_Entry]] = {}
-        self._unpriced: dict[Value, None] = {}
+        self._entering: dict[Value, float | None] = {}  # with their prices, or None if these are to be computed
         self._staying: OrderedDict[Value, None] = OrderedDict()  # what could not leave when it was its turn
         self._serial = 0
 
     def add(self, value: Value) -> None:
         """Add a value, or have its price computed again, which may have shrunk."""
-        self._unpriced[value] = None
+        self._entering[value] = None
 
     def discard(self, value: Value) -> None:
         """Remove a value, if it is there."""
-        self._unpriced.pop(value, None)
+        self._entering.pop(value, None)
         self._staying.pop(value, None)
         if self._entries.pop(value, None) is not None and not self._entries:
             self._buckets.clear()  # old entries would keep what has ended
@@ -71,9 +71,7 @@ class Candidates:
             yield from self._in_order(position)
 
     def _in_order(self, position: float) -> Iterator[Value]:
-        heads: list[tuple[float, int]] = []
-        for bucket in [bucket for bucket in self._buckets if bucket != _NEVER]:
-            self._push_head(heads, bucket, position)
+        heads = self._heads(position)
         while heads:
             score, bucket = heapq.heappop(heads)
             entry = self._head(bucket)
@@ -88,14 +86,29 @@ class Candidates:
             if value.storage is not None:
                 if not self._can_leave(value):
                     self._staying[value] = None
-                elif (now := self._bucket_of(value)) > bucket:
-                    self._enter(value)
-                    if now != _NEVER:
-                        self._push_head(heads, now, position)
                 else:
-                    self._unpriced[value] = None
-                    yield value
+                    price = self._price(value)
+                    if (now := _bucket(price)) <= bucket:
+                        self._entering[value] = price  # with the next look, if it is still there
+                        yield value
+                    else:
+                        self._enter(value, price)
+                        if now != _NEVER:
+                            self._push_head(heads, now, position)
             self._push_head(heads, bucket, position)
+
+    def _heads(self, position: float) -> list[tuple[float, int]]:
+        """Return the scores of the first of each bucket, as a heap, with the buckets. Most looks need little more."""
+        heads, valid = list[tuple[float, int]](), self._entries.get
+        for bucket, entries in list(self._buckets.items()):
+            while entries and valid(entries[0][-1]) is not entries[0]:
+                heapq.heappop(entries)
+            if not entries:
+                del self._buckets[bucket]
+            elif bucket != _NEVER:
+                heads.append((priced_score(entries[0][2], position, entries[0][0]), bucket))
+        heapq.heapify(heads)
+        return heads
 
     def _push_head(self, heads: list[tuple[float, int]], bucket: int, position: float) -> None:
         entry = self._head(bucket)
@@ -116,9 +129,9 @@ class Candidates:
 
     def _price_anew(self) -> None:
         """Price what has come or may have become cheaper, and look at some of those that could not leave before."""
-        unpriced, self._unpriced = self._unpriced, {}
-        for value in unpriced:
-            self._enter(value)
+        entering, self._entering = self._entering, {}
+        for value, price in entering.items():
+            self._enter(value, price)
         for _ in range(min(_LOOKED_AT, len(self._staying))):
             self._enter_or_stay(self._staying.popitem(last=False)[0])
 
@@ -129,34 +142,35 @@ class Candidates:
         never = [entry[-1] for entry in self._buckets.pop(_NEVER, ()) if self._entries.get(entry[-1]) is entry]
         for value in never:
             self._enter(value)
-        entries, unpriced, staying = self._entries, self._unpriced, self._staying
+        entries, entering, staying = self._entries, self._entering, self._staying
         for value in self._everything:  # where all are looked at, most are away, or stay for good
             if value.storage is None or value.is_shared:
                 continue
-            if not (value in entries or value in unpriced or value in staying):
+            if not (value in entries or value in entering or value in staying):
                 self._enter_or_stay(value)
         return any(bucket != _NEVER for bucket in self._buckets)
 
     def _enter_or_stay(self, value: Value) -> None:
         self._staying.pop(value, None)
-        if value in self._entries or value in self._unpriced:
+        if value in self._entries or value in self._entering:
             return
         if self._can_leave(value):
             self._enter(value)
         elif value.storage is not None:
             self._staying[value] = None
 
-    def _enter(self, value: Value) -> None:
+    def _enter(self, value: Value, price: float | None = None) -> None:
         self._entries.pop(value, None)
         if value.storage is None:
             return
-        price = self._cost_ms(value) / (value.size_bytes or 1)
+        if price is None or value.ticket is not None:  # with a copy it is cheaper as soon as that is done
+            price = self._price(value)
         self._serial += 1
         entry = self._entries[value] = (value.saved_at, self._serial, price, value)
         heapq.heappush(self._buckets.setdefault(_bucket(price), []), entry)
 
-    def _bucket_of(self, value: Value) -> int:
-        return _bucket(self._cost_ms(value) / (value.size_bytes or 1))
+    def _price(self, value: Value) -> float:
+        return self._cost_ms(value) / (value.size_bytes or 1)
 
 
 def ranked(

@@ -253,9 +253,9 @@ class Pressure:
     def _copy_ms(self, value: Value) -> float:
         if not self.policy.may_copy:
             return NEVER_MS
-        is_written = value.is_copied or (value.ticket is not None and value.ticket.is_done())
-        back_ms = self.speed.back_ms(value.size_bytes)
-        return back_ms if is_written else self.speed.out_ms(value.size_bytes) + back_ms
+        ticket = value.ticket
+        is_written = value.is_copied or (ticket is not None and ticket.is_done())
+        return self.speed.leaving_ms(value.size_bytes, is_written=is_written)
 
     def _replay_ms(self, value: Value) -> float:
         owner, growing = value.owner(), self.store.growing

@@ -139,9 +139,9 @@ class Recipes:
 
     # What it costs ----------------------------------------------------------------------------------------------------
 
-    def moved(self, number: int) -> list[Value]:
+    def moved(self, value: Value) -> list[Value]:
         """Forget the costs of replays that need a value, as it has come or gone, and return what they make."""
-        looked_at_by = self._looked_at_by.pop(number, None)
+        looked_at_by = self._looked_at_by.pop(value.number, None)
         if not looked_at_by:
             return []
         changed = [each for each in looked_at_by if self._costs_ms.pop(each, None) is not None]

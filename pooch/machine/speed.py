@@ -117,13 +117,18 @@ class CopySpeed:
         self.out.start_from(link.out_latency_ms, link.out_bytes_per_ms / link.ranks)
         self.back.start_from(link.in_latency_ms, link.in_bytes_per_ms / link.ranks)
 
-    def out_ms(self, size_bytes: int) -> float:
-        """Expected time of a copy to the tier in ms."""
-        return self.out.copy_ms(size_bytes)
-
     def back_ms(self, size_bytes: int) -> float:
         """Expected time of a copy from the tier in ms."""
         return self.back.copy_ms(size_bytes)
+
+    def leaving_ms(self, size_bytes: int, *, is_written: bool) -> float:
+        """Expected time in ms of the copies of what leaves: to the tier and back, or only back if that is done."""
+        back = self.back  # as `Lane.copy_ms` has it, which is not called: it is asked for each value that may leave
+        back_ms = back.latency_ms + size_bytes * back._seen_ms / back._seen_bytes
+        if is_written:
+            return back_ms
+        out = self.out
+        return out.latency_ms + size_bytes * out._seen_ms / out._seen_bytes + back_ms
 
     def learn(self, ticket: Ticket, size_bytes: int, *, outwards: bool) -> None:
         """Take a copy into account that compute waits for, as soon as its time is known.

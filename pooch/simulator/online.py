@@ -254,7 +254,7 @@ class ProfiledStep:
 
     def moved(self, value: machine.Value) -> Iterable[machine.Value]:
         """Forget the costs of replays that need a value, as it has come or gone, and return what they make."""
-        return self.recipes.moved(value.number)
+        return self.recipes.moved(value)
 
     def returned(self, value: machine.Value) -> None:
         """Note that a value is there again, as a replay of another one has made it on its way."""

@@ -255,12 +255,15 @@ COMPILED_LATER = StandIns(
 )
 
 
+def compiled_kinds() -> list[type]:
+    """Returns the type of what `torch.compile` makes of modules; none, as long as nothing was compiled."""
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # loaded by any program that compiles
+    return [] if dynamo is None else [dynamo.OptimizedModule]
+
+
 def compiled_of(models: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
     """Returns what `torch.compile` has made of some models so far, and what is still there of it."""
-    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # loaded by any program that compiles
-    if dynamo is None:
-        return []
-    wrappers = live_objects(dynamo.OptimizedModule)
+    wrappers = [each for kind in compiled_kinds() for each in live_objects(kind)]
     made_of = [(each, vars(each).get("_modules", {}).get("_orig_mod")) for each in wrappers]
     return [wrapper for wrapper, original in made_of if any(original is model for model in models)]
 

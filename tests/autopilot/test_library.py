@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 from dataclasses import replace
 from pathlib import Path
@@ -149,7 +150,8 @@ class NearFloor:
         return [self.step(ms=ms) for _ in range(count)]
 
 
-def test_a_plan_that_misses_the_budget_by_little_is_followed(jobs: list[Job]) -> None:
+def test_a_plan_that_misses_the_budget_by_little_is_followed(jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_module, "WORTH_MS", 0.0)
     near = NearFloor(LITTLE_BYTES)
     assert near.steps(8, ms=50.0) == ["online", "record", "online", *["plan"] * 5]
     fast, better = jobs
@@ -542,13 +544,31 @@ def test_a_plan_is_made_again_once_it_is_known_what_hooks_cost(monkeypatch: pyte
     assert early is not None
     assert known.slowdown is not None
     assert known.slowdown > early + 0.2, "each op of the forward pass takes longer"
-    assert (known.is_provisional, known.is_improved) == (False, True)
+    assert (known.is_provisional, known.is_improved) == (False, known.lost_ms >= library_module.WORTH_MS)
     assert known.plan is not None
     assert known.profile is not None
     assert known.profile.hooks.op_ms == 1.0
     assert [line.split(" for ")[0] for line in told] == ["planned", "planned again"]
     assert told[0].endswith("; what hooks cost comes on top, and is still being measured")
     assert "measured" not in told[1]
+
+
+def test_a_better_plan_is_searched_for_once_steps_have_lost_what_searching_costs(jobs: list[Job]) -> None:
+    """It takes seconds of a core, and a run may be over by then."""
+    near = NearFloor(-MUCH_BYTES)
+    near.profile = replace(near.profile, peak_bytes=4 * near.profile.peak_bytes)
+    near.steps(4)
+    assert near.known.plan is not None
+    lost_ms = near.known.predicted_step_ms - near.known.plan.in_core_step_ms
+    assert lost_ms > 0
+    most = math.ceil(library_module.WORTH_MS / lost_ms)
+    near.known.steps = most - 2
+    near.step()
+    assert [job.known is None for job in jobs] == [True]
+    near.step()
+    assert [job.known is None for job in jobs] == [True, False]
+    near.step()
+    assert len(jobs) == 2
 
 
 class _Moving(LoopTimes):
@@ -703,3 +723,36 @@ def a_planned_library() -> tuple[Library, Known]:
     peaks = (known.plan.predicted_peak_bytes + known.staying_bytes, profile.peak_bytes + away_bytes)
     assert told[0].startswith("planned for steps of 4: {} instead of {}".format(*map(format_bytes, peaks)))
     return library, known
+
+
+def test_an_answer_that_comes_when_the_budget_has_grown_needs_no_more_than_that(
+    jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share of a step grows by that of the optimizer's state, which comes while the first plan is being made."""
+    near, waiting, put = NearFloor(LITTLE_BYTES), list[Request](), PlanRequests._put
+    monkeypatch.setattr(PlanRequests, "_put", lambda _, request: waiting.append(request))
+    assert near.steps(3) == ["online", "record", "online"]
+    near.budget_bytes = 2 * near.needed_bytes
+    near.profile = replace(near.profile, peak_bytes=3 * near.needed_bytes)  # so that it is not in-core from now on
+    near.known.profile = near.profile
+    assert near.step() == "online"  # which asks for nothing, as an answer is on its way
+    monkeypatch.setattr(PlanRequests, "_put", put)
+    put(near.library.requests, waiting.pop())
+    near.known.profile = near.profile
+    assert near.step() == "plan"
+    assert (near.known.needed_bytes, near.known.moving_ms) == (0, 0.0)
+    assert "more than the budget" not in near.told[0]
+    assert [job.budget_bytes for job in jobs] == [
+        int(PLANNED_SHARE * (near.needed_bytes - LITTLE_BYTES)),
+        int(PLANNED_SHARE * near.budget_bytes),
+    ]
+
+
+def test_a_budget_that_grows_by_little_is_no_reason_to_plan_anew(jobs: list[Job]) -> None:
+    near = NearFloor(-MUCH_BYTES)
+    near.profile = replace(near.profile, peak_bytes=4 * near.profile.peak_bytes)
+    near.steps(3)
+    (first,) = jobs
+    near.budget_bytes = int(near.budget_bytes * 1.04)
+    near.steps(1)
+    assert [job for job in jobs if job.known is None] == [first]

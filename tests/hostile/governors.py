@@ -15,6 +15,7 @@ from pooch.autopilot import Auto
 from pooch.executor import Run, apply_plan
 from pooch.ground.live_objects import freeze_known, unfreeze
 from pooch.ir import Choice, Decisions, Plan, Profile
+from tests.copy_costs import costing
 from tests.hostile.case import Hostile
 from tests.hostile.settings import seed_everything, settings_kept
 from tests.hostile.training import Build, built, call, quiet
@@ -87,7 +88,7 @@ class Automatic:
 def online_only(copy_cost_ms: CopyCost, records: int = 3) -> Iterator[None]:
     """Plan nothing, and let neither times nor passed budgets decide what is replayed: tests must not depend on them."""
 
-    def copy_ms(_: object, size_bytes: int) -> float:
+    def copy_ms(size_bytes: int) -> float:
         return copy_cost_ms(size_bytes) if callable(copy_cost_ms) else size_bytes * copy_cost_ms
 
     with (
@@ -95,8 +96,7 @@ def online_only(copy_cost_ms: CopyCost, records: int = 3) -> Iterator[None]:
         mock.patch("pooch.autopilot.requests.PlanRequests.warm_up"),
         mock.patch("pooch.autopilot.library.Library.replays", return_value=True),
         mock.patch("pooch.autopilot.library.MOST_RECORDED", records),
-        mock.patch("pooch.machine.speed.CopySpeed.out_ms", copy_ms),
-        mock.patch("pooch.machine.speed.CopySpeed.back_ms", copy_ms),
+        mock.patch.multiple("pooch.machine.speed.CopySpeed", **costing(copy_ms)),
         mock.patch("pooch.profiler.assembly.SMALLEST_ACTIVATION_BYTES", 1),
         mock.patch("pooch.api.budgets.FEWEST_BYTES", 1),
     ):

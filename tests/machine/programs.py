@@ -161,7 +161,7 @@ class ModelledStep:
             witness.finish_copy()
 
     def moved(self, value: Value) -> list[Value]:
-        return self.recipes.moved(value.number)
+        return self.recipes.moved(value)
 
     def gained(self, gained_ms: float) -> None:
         self.machine.seen["dropped"] += 1
@@ -398,7 +398,7 @@ class Machine:
         self.pressure.begin(self.counters)
         self.chance.is_calm = False
         candidates, away = self.pressure._candidates, self.pressure._away
-        known = (self.pressure._values, self.pressure._writing, candidates._entries, candidates._unpriced, away._values)
+        known = (self.pressure._values, self.pressure._writing, candidates._entries, candidates._entering, away._values)
         if any(known):
             raise Broken("values of steps that are over are still known")
         if any(step.saved for step in steps) and not self.faults.interrupted:

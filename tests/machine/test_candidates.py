@@ -97,7 +97,7 @@ def test_nothing_is_kept_of_what_has_ended() -> None:
     for value in saved.values:
         saved.candidates.discard(value)
     left = saved.candidates
-    assert [len(each) for each in (left._entries, left._buckets, left._unpriced, left._staying)] == [0, 0, 0, 0]
+    assert [len(each) for each in (left._entries, left._buckets, left._entering, left._staying)] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("count", [500, 2000, 8000])

@@ -201,5 +201,5 @@ def test_a_source_that_the_backward_pass_reads_before_is_not_counted_on() -> Non
     step.is_banned = lambda call, number: False  # type: ignore[attr-defined]
     assert recipes.replay_ms(2) == 20.5
     step.values[1].saved_at = 0.5  # type: ignore[assignment]
-    recipes.moved(1)
+    recipes.moved(step.values[1])
     assert recipes.replay_ms(2) == 0.5

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.machine.mutations import MUTATIONS, Mutation, broken_by
+from tests.machine.mutations import MUTATIONS, PERSISTENT, Mutation, broken_by
 from tests.machine.programs import KINDS, Broken, Faults, run
 
 # In all kinds together at least 100,000. More, or others: POOCH_RANDOM_STEPS=50000 POOCH_RANDOM_SEED=7.
@@ -51,6 +51,12 @@ def test_a_failure_names_what_runs_it_again() -> None:
 
 def test_there_are_many_mutations_and_each_has_a_name_of_its_own() -> None:
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) >= 40
+
+
+@pytest.mark.parametrize("mutation", [*MUTATIONS, *PERSISTENT], ids=lambda mutation: mutation.name)
+def test_a_mutation_changes_what_is_there(mutation: Mutation) -> None:
+    """Each is made in a sweep alone, which may come long after the code it changes."""
+    compile(mutation.text, mutation.module, "exec")
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

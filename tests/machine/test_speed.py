@@ -24,7 +24,7 @@ def test_each_direction_is_learned_by_itself() -> None:
     for _ in range(50):
         speed.out.note(8 * MEGABYTE, ms_of(8 * MEGABYTE, 5e6))
         speed.back.note(8 * MEGABYTE, ms_of(8 * MEGABYTE, 1e6))
-    assert speed.out_ms(8 * MEGABYTE) == pytest.approx(ms_of(8 * MEGABYTE, 5e6), rel=0.05)
+    assert speed.out.copy_ms(8 * MEGABYTE) == pytest.approx(ms_of(8 * MEGABYTE, 5e6), rel=0.05)
     assert speed.back_ms(8 * MEGABYTE) == pytest.approx(ms_of(8 * MEGABYTE, 1e6), rel=0.05)
     assert speed.back.bytes_per_ms * 5 == pytest.approx(speed.out.bytes_per_ms, rel=0.1)
 
@@ -82,7 +82,7 @@ def test_a_process_that_stands_still_in_a_copy_does_not_spoil_the_rate() -> None
 def test_what_was_measured_is_where_learning_starts() -> None:
     speed = CopySpeed("a tier")
     speed.start_from(Link("a tier", 0.2, 0.1, 5e6, 1e6, ranks=2))
-    assert speed.out_ms(MEGABYTE) == pytest.approx(0.2 + 2 * MEGABYTE / 5e6)
+    assert speed.out.copy_ms(MEGABYTE) == pytest.approx(0.2 + 2 * MEGABYTE / 5e6)
     assert speed.back_ms(MEGABYTE) == pytest.approx(0.1 + 2 * MEGABYTE / 1e6)
 
 
@@ -139,5 +139,5 @@ def test_the_store_learns_from_what_copies_take_and_not_from_how_long_they_are_w
         store.start_in(value, counters)
         tier.clock.compute(100.0)
         store.finish_in(value, counters)
-    assert speed.out_ms(8 * MEGABYTE) == pytest.approx(LINK.out_ms(8 * MEGABYTE), rel=0.05)
+    assert speed.out.copy_ms(8 * MEGABYTE) == pytest.approx(LINK.out_ms(8 * MEGABYTE), rel=0.05)
     assert speed.back_ms(8 * MEGABYTE) == pytest.approx(LINK.in_ms(8 * MEGABYTE), rel=0.05)

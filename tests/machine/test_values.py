@@ -195,10 +195,10 @@ def test_what_may_go_before_a_value_is_read_is_not_counted_on(uncertain: int, is
     recipes.may_go, recipes.stays = uncertain_ones.__contains__, staying.__contains__
     assert recipes.replay_ms(3) == 2.0
     uncertain_ones.add(uncertain)
-    recipes.moved(2)
+    recipes.moved(saved[2])
     assert recipes.replay_ms(3) == (8.0 if is_recorded else float("inf"))
     staying.add(2)
-    recipes.moved(2)
+    recipes.moved(saved[2])
     assert recipes.replay_ms(3) == 2.0
 
 

@@ -147,11 +147,11 @@ def test_steps_without_a_plan_are_compared_with_what_they_take_without_what_pooc
     assert few.totals[0].endswith("; steps on a plan 50% slower, predicted 40%")
 
 
-def test_steps_on_a_plan_that_does_not_know_what_hooks_cost_are_compared_with_nothing() -> None:
+def test_steps_on_a_plan_that_does_not_know_what_hooks_cost_are_compared_with_no_prediction() -> None:
     predictions = (None, Told(100.0, 110.0))
     steps = [counted("plan", False, RunStats(), 1, StepTimes(120.0, 100.0, 0.0, each), 2) for each in predictions]
-    early = replace(SUMMARY, **{name: getattr(steps[0], name) for name in TIMES})
-    assert "steps on a plan: what hooks cost is still being measured" in str(early)
+    early = replace(SUMMARY, **{name: getattr(steps[0], name) for name in ALL_TIMES})
+    assert "; steps about 20% slower, which was not predicted, as what hooks cost is still being measured" in str(early)
     both = Counters().with_step(steps[0]).with_step(steps[1])
     assert (both.steps_on_plan, both.ms_on_plan, both.plain_ms_on_plan, both.predicted_ms_on_plan) == (2, 120, 100, 110)
     assert both.lost_ms == 40.0

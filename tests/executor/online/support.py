@@ -17,6 +17,7 @@ from pooch.executor.mode import following
 from pooch.executor.statistics import RunStats
 from pooch.executor.step import Step
 from pooch.machine import CopySpeed
+from tests.copy_costs import costing
 from tests.counting import counting as counting
 from tests.counting import the_allocator
 from tests.executor.online.zoo import Found, Training
@@ -38,8 +39,8 @@ def holding(budget_bytes: int = 2**60, engine: CpuEngine | None = None) -> Itera
 
 def copies_cost(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     """Make copies as good as free, or so slow that whatever can be replayed is."""
-    for way in ("out_ms", "back_ms"):
-        monkeypatch.setattr(CopySpeed, way, lambda self, size_bytes: size_bytes * factor)
+    for name, method in costing(lambda size_bytes: size_bytes * factor).items():
+        monkeypatch.setattr(CopySpeed, name, method)
 
 
 @dataclass

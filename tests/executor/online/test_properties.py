@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pooch.machine import CopySpeed
+from tests.copy_costs import costing
 from tests.executor.online.support import run_online, run_plainly
 from tests.executor.online.zoo import Cube, Found, Region, Training
 from tests.executor.support import assert_same
@@ -67,9 +69,7 @@ def graph(calls: list[tuple[int, int, int]], forgetful: int) -> Callable[[], Tra
 def test_any_graph_under_any_budget(
     calls: list[tuple[int, int, int]], forgetful: int, share: float, cost: float
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        for way in ("out_ms", "back_ms"):
-            patch.setattr(CopySpeed, way, lambda self, size_bytes: size_bytes * cost)
+    with mock.patch.multiple(CopySpeed, **costing(lambda size_bytes: size_bytes * cost)):
         make = graph(calls, forgetful)
         plain = run_plainly(make)
         budget_bytes = int(share * plain.peak_bytes)
