@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -10,7 +11,7 @@ import torch
 from ..executor.persistent import PersistentMemory
 from ..ground.errors import UsageError
 from ..ground.units import format_bytes
-from ..torchtools.optimizer_slices import OptimizerSlices
+from ..torchtools.optimizer_slices import Load, OptimizerSlices, StepNeeds
 from .coming_states import PutStates, place_makers, take_makers_away
 from .loop_times import LoopTimes
 from .optimizer_states import OptimizerStates
@@ -59,7 +60,13 @@ class SlicedOptimizers:
         times = self._times
         timed = {name: (times.before if "before" in name else times.after)(each) for name, each in around.items()}
         try:
-            slices = OptimizerSlices(optimizer, slice_bytes, **timed, tell=self._telling(optimizer, memory.device))
+            slices = OptimizerSlices(
+                optimizer,
+                slice_bytes,
+                **timed,
+                tell=self._telling(optimizer, memory.device),
+                loads_of=_loads_of(weakref.ref(memory), weakref.ref(optimizer)),
+            )
             slices.attach()
         except UsageError:
             return  # it hands its steps to another one, which is found as well
@@ -89,6 +96,20 @@ class SlicedOptimizers:
         return optimizers
 
 
+def _loads_of(
+    memory: weakref.ref[PersistentMemory], optimizer: weakref.ref[torch.optim.Optimizer]
+) -> Callable[[Sequence[Sequence[torch.Tensor]], StepNeeds | None], Sequence[Load]]:
+    """Return what tells how much slices of an optimizer's step take. It keeps neither alive."""
+
+    def loads_of(slices: Sequence[Sequence[torch.Tensor]], needs: StepNeeds | None) -> Sequence[Load]:
+        here, stepped = memory(), optimizer()
+        if here is None or stepped is None:
+            return [Load(True, math.inf, math.inf)] * len(slices)
+        return here.loads(stepped, slices, needs)
+
+    return loads_of
+
+
 def _around(
     memory: weakref.ref[PersistentMemory], optimizer: weakref.ref[torch.optim.Optimizer]
 ) -> dict[str, Callable[[Sequence[torch.Tensor]], None]]:
@@ -98,6 +119,11 @@ def _around(
         here, stepped = memory(), optimizer()
         if here is not None and stepped is not None:
             here.begin_slice(stepped, parameters)
+
+    def before_next(parameters: Sequence[torch.Tensor]) -> None:
+        here, stepped = memory(), optimizer()
+        if here is not None and stepped is not None:
+            here.begin_next(stepped, parameters)
 
     def before_whole(parameters: Sequence[torch.Tensor]) -> None:
         here, stepped = memory(), optimizer()
@@ -114,4 +140,10 @@ def _around(
         if here is not None:
             here.undo_slice()
 
-    return {"before": before, "before_whole": before_whole, "after": after, "failed": failed}
+    return {
+        "before": before,
+        "before_next": before_next,
+        "before_whole": before_whole,
+        "after": after,
+        "failed": failed,
+    }

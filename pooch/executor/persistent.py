@@ -25,13 +25,14 @@ from ..machine.persistent import Kind, PersistentPlace, PersistentValue, Persist
 from ..machine.values import Owner
 from ..torchtools.accelerators import has_streams
 from ..torchtools.function_modes import past_subclasses
+from ..torchtools.optimizer_slices import Load, StepNeeds
 from ..torchtools.tensors import find_tensors, has_plain_storage, memory_address, storage_key, storage_of, tensor_bytes
 from ..torchtools.watch import LIBRARY
 from .evictor import Evictor
 from .own_work import OWN_WORK
 from .program_reads import ProgramReads
 from .rooms import Rooms
-from .slices import Slice, stepping_bytes
+from .slices import TEMPORARIES, Slice, loads, stepping_bytes
 from .tier import StepTier
 
 _LEAST_BYTES = 4096  # of a value: moving fewer takes longer than it gains
@@ -77,7 +78,7 @@ class PersistentMemory:
         if library is None:
             why = LIBRARY.why_not or "POOCH_NATIVE_WATCH is 0"
             raise UsageError(f"parameters and the state of optimizers cannot leave the device: {why}")
-        self.library, self._evictor = library, evictor
+        self.library, self._evictor, self._slice_bytes = library, evictor, slice_bytes
         self._is_ordered = has_streams(evictor.device)
         self._least_bytes = max(_LEAST_BYTES, int(_LEAST_SHARE * budget_bytes))
         self._tier = StepTier(evictor.engine, evictor.host_bytes)
@@ -91,6 +92,7 @@ class PersistentMemory:
         self._has_read_in_vain = False  # whether it has in this step
         self._far: list[PersistentValue] = []  # what could leave at this number of uses, what is used last at its end
         self._far_since = -_USES_AHEAD
+        self._temporary_bytes = 0  # that stepping the largest parameter of the step that was asked for last takes
         self._slices: dict[int, Slice] = {}  # of optimizers' steps that are running, by their threads
         self.staying_bytes: Counter[str] = Counter()
         count_here_bytes = partial(library.here_bytes, evictor.device)
@@ -228,7 +230,7 @@ class PersistentMemory:
             gradient = parameter.grad
             if gradient is not None:
                 self._adopt(gradient, "gradient", (id(parameter), "gradient"))
-                self._write_ahead(self._values_in([gradient]))
+                self._write_ahead(self._values_in([gradient]).values())
                 with torch._C._DisableTorchDispatch():
                     self._evictor.look(2 * tensor_bytes(gradient))
 
@@ -307,7 +309,7 @@ class PersistentMemory:
         store, stats = evictor.store, evictor.stats
         with evictor.own_time, OWN_WORK, torch._C._DisableTorchDispatch(), evictor.lock, self._tier.at_home():
             values = list(values)
-            evictor.look(2 * sum(value.size_bytes for value in values if value.storage is None))
+            evictor.look(2 * sum([value.size_bytes for value in values if value.storage is None]))
             for value in values:
                 was_busy, value.is_busy = value.is_busy, True
                 try:
@@ -326,16 +328,29 @@ class PersistentMemory:
 
     def _read_ahead(self) -> None:
         """Start to bring back what is used next, in place of what is used much later if there is no room."""
-        live = self._evictor.live
-        budget_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes
         self._look_at_what_came()
         under_way = sum(value.state == "returning" for value in self._ahead)
-        for value in islice(self.values.used_next(_USES_AHEAD), max(0, _COPIES_AHEAD - under_way)):
-            missing_bytes = live.recent() + 2 * value.size_bytes + self._spare_bytes - budget_bytes
+        next_values = islice(self.values.used_next(_USES_AHEAD), max(0, _COPIES_AHEAD - under_way))
+        self._ahead.update((value, value.last_use) for value in self._bring_ahead(next_values))
+
+    def _bring_ahead(self, values: Iterable[PersistentValue], beside_bytes: int = 0) -> list[PersistentValue]:
+        """Start to bring values back that are away, until there is no room, and return them.
+
+        Args:
+            values: The values.
+            beside_bytes: How much has to stay free. As much as the value in any case.
+        """
+        begun: list[PersistentValue] = []
+        live = self._evictor.live
+        budget_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes
+        for value in values:
+            needed_bytes = value.size_bytes + max(value.size_bytes, beside_bytes)
+            missing_bytes = live.recent() + needed_bytes + self._spare_bytes - budget_bytes
             if missing_bytes > 0 and not self._leave_ahead(missing_bytes, self.values.distance(value)):
-                return
+                break
             self._evictor.store.start_in(value, self._evictor.stats)
-            self._ahead[value] = value.last_use
+            begun.append(value)
+        return begun
 
     def _look_at_what_came(self) -> None:
         """Leave more free from here on if something that came back ahead of its use has left again before that."""
@@ -376,12 +391,35 @@ class PersistentMemory:
     # Slices of an optimizer's step ------------------------------------------------------------------------------------
 
     @past_subclasses
+    def loads(
+        self,
+        optimizer: torch.optim.Optimizer,
+        slices: Sequence[Sequence[torch.Tensor]],
+        needs: StepNeeds | None,
+    ) -> list[Load]:
+        """Return what each of some slices of an optimizer's step takes of what is free now.
+
+        Args:
+            optimizer: The optimizer.
+            slices: The parameters of each of them.
+            needs: What is known of its step, or None.
+        """
+        with self._evictor.lock:
+            if not self._evictor.live.asks:
+                needs = None  # nobody is asked for more room if it takes more than small parameters have shown
+            largest_bytes = max([parameter.nbytes for parameters in slices for parameter in parameters], default=0)
+            self._temporary_bytes = int((TEMPORARIES if needs is None else needs.alone) * largest_bytes)
+            free_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes - self._evictor.live.now()
+            return loads(optimizer, slices, self._values_in, needs, free_bytes, self._slice_bytes)
+
+    @past_subclasses
     def begin_slice(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
         """Prepare for a step of some parameters: all that it changes is there, and can be as before if it fails."""
         with self._evictor.lock:
             self.adopt_state(optimizer, parameters)  # what something else than a step has made
-            changed = list(dict.fromkeys(self._changed(optimizer, parameters)))  # states may share a tensor
-            if changed and all(value.state == "here" for value in changed):
+            changed = self._changed(optimizer, parameters)
+            here = {key for key, value in changed.items() if value.is_only_here}
+            if changed and len(here) == len(changed):
                 self._evictor.look(stepping_bytes(optimizer, parameters))
                 return  # nothing of it moves: it is as in plain training
             others_bytes = self._evictor.live.now() - self.values.here_bytes()
@@ -391,12 +429,27 @@ class PersistentMemory:
                 optimizer,
                 parameters,
                 changed,
+                here,
                 self._rooms,
                 room_bytes,
                 self._least_bytes,
                 self.library.keys_of,
             )
             current.begin(self.bring_back)
+
+    @past_subclasses
+    def begin_next(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+        """Start to bring back what the next step of some parameters needs, before what this one changes is copied out.
+
+        Copies are made one after the other: what is copied out first would be waited for.
+        """
+        evictor = self._evictor
+        with evictor.own_time, torch._C._DisableTorchDispatch(), evictor.lock, self._tier.at_home():
+            changed = self._changed(optimizer, parameters).values()
+            read = self._values_in([each.grad for each in parameters]).values()
+            away = dict.fromkeys([value for value in (*changed, *read) if value.is_away])
+            copied_bytes = sum([value.size_bytes for value in changed if value not in away])
+            self._bring_ahead(away, copied_bytes + self._temporary_bytes)
 
     @past_subclasses
     def begin_whole(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
@@ -417,7 +470,7 @@ class PersistentMemory:
             current.end()
         self.adopt_state(optimizer, parameters)
         with self._evictor.lock:
-            self._write_ahead(self._changed(optimizer, parameters))
+            self._write_ahead(self._changed(optimizer, parameters).values())
 
     @past_subclasses
     def undo_slice(self) -> None:
@@ -432,21 +485,21 @@ class PersistentMemory:
 
     def _changed(
         self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]
-    ) -> Iterator[PersistentValue]:
-        """Yield what a step of an optimizer changes of some parameters and their state, as far as it may leave."""
+    ) -> dict[int, PersistentValue]:
+        """Return what a step of an optimizer changes of some parameters and their state, as far as it may leave."""
         state = optimizer.state
         return self._values_in([(parameter, state.get(parameter)) for parameter in parameters])
 
-    def _values_in(self, tensors: Any) -> Iterator[PersistentValue]:
-        """Yield the values of tensors in lists, tuples and dictionaries."""
-        found = map(self.values.of, self.library.keys_of_homes(tensors))
-        return (value for value in found if value is not None)
+    def _values_in(self, tensors: Any) -> dict[int, PersistentValue]:
+        """Return the values of tensors in lists, tuples and dictionaries by their keys, each once."""
+        return self.values.of_all(self.library.keys_of_homes(tensors))
 
     def _write_ahead(self, values: Iterable[PersistentValue]) -> None:
         """Start to copy out what has just been written and will leave, so that nobody waits for that when it does."""
         for value in values:
             if value.leaves and value.place is not None:
-                self._evictor.store.finish_out(value, self._evictor.stats)
+                if value.ticket is not None:
+                    self._evictor.store.finish_out(value, self._evictor.stats)
                 self._is_written_ahead(value)
 
     def _is_written_ahead(self, value: PersistentValue) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from ..machine.persistent import PersistentPlace, PersistentValue
 from ..machine.values import Place
+from ..torchtools.optimizer_slices import Load, StepNeeds
 from ..torchtools.tensors import find_tensors, tensor_bytes
 from .evictor import Evictor
 from .rooms import Rooms
@@ -16,6 +19,10 @@ from .rooms import Rooms
 MOMENTS = 2  # times the size of a parameter: what its state is thought to take where that is not known
 MOST_MOMENTS = 3  # of those that are known
 TEMPORARIES = 2  # times the size of its parameters: what a slice needs beside what it changes
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NBYTES, _SIZE_BYTES, _IS_ONLY_HERE = attrgetter("nbytes"), attrgetter("size_bytes"), attrgetter("is_only_here")
+_SLICES_AT_ONCE = 3  # one computes, one is copied out, and one comes
+_FEWEST_THAT_MOVE = 4
 _TWO_MOMENTS = (
     torch.optim.Adam,
     torch.optim.AdamW,
@@ -43,10 +50,60 @@ def known_moments(optimizer: torch.optim.Optimizer) -> int | None:
 def stepping_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> int:
     """How much stepping some parameters takes beside what is there: temporary tensors, and the state to come."""
     parameters = list(parameters)
+    return TEMPORARIES * sum([each.nbytes for each in parameters]) + _coming_bytes(optimizer, parameters)
+
+
+def _coming_bytes(optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> int:
+    """How much state is to come of some parameters."""
     state = optimizer.state
+    if all(map(state.get, parameters)):
+        return 0
     new = sum([each.nbytes for each in parameters if not state.get(each)])
-    moments = known_moments(optimizer) if new else 0
-    return TEMPORARIES * sum([each.nbytes for each in parameters]) + (MOMENTS if moments is None else moments) * new
+    moments = known_moments(optimizer)
+    return (MOMENTS if moments is None else moments) * new
+
+
+def loads(
+    optimizer: torch.optim.Optimizer,
+    slices: Sequence[Sequence[torch.Tensor]],
+    values_in: Callable[[Any], Mapping[int, PersistentValue]],
+    needs: StepNeeds | None,
+    free_bytes: int,
+    least_bytes: int,
+) -> list[Load]:
+    """What each of some slices of a step takes of what is free.
+
+    Where all that is stepped is here, nothing but temporary tensors takes room. Else there is room for the slice that
+    computes beside those that come and leave meanwhile, and so many slices that most copies are made meanwhile.
+
+    Args:
+        optimizer: The optimizer.
+        slices: The parameters of each.
+        values_in: Gives the values that may leave of tensors in lists and tuples.
+        needs: What is known of temporary tensors, or None.
+        free_bytes: What is free.
+        least_bytes: So much may be moved together in any case, if it is free.
+    """
+    alone, beside = (0.0, float(TEMPORARIES)) if needs is None else (needs.alone, needs.beside)
+    state = optimizer.state
+    largest_bytes = max([parameter.nbytes for parameters in slices for parameter in parameters], default=0)
+    room_bytes = free_bytes - alone * largest_bytes
+    taken: list[tuple[bool, float, int]] = []
+    for parameters in slices:
+        changed = values_in([(parameter, state.get(parameter)) for parameter in parameters]).values()
+        read = values_in([parameter.grad for parameter in parameters]).values()
+        taken_bytes = beside * sum(map(_NBYTES, parameters)) + _coming_bytes(optimizer, parameters)
+        away_bytes = sum([value.size_bytes for value in read if value.storage is None])
+        moves = away_bytes > 0 or not all(map(_IS_ONLY_HERE, changed))
+        taken.append((moves, taken_bytes, away_bytes + sum(map(_SIZE_BYTES, changed))))
+    if room_bytes <= 0:
+        return [Load(moves, math.inf, math.inf) for moves, _, _ in taken]
+    moved_bytes = sum([size_bytes for moves, _, size_bytes in taken if moves])
+    moving_bytes = min(room_bytes / _SLICES_AT_ONCE, max(moved_bytes / _FEWEST_THAT_MOVE, least_bytes))
+    return [
+        Load(moves, taken_bytes / room_bytes, (taken_bytes + size_bytes) / moving_bytes)
+        for moves, taken_bytes, size_bytes in taken
+    ]
 
 
 class Slice:
@@ -60,7 +117,8 @@ class Slice:
         evictor: Makes the moves.
         optimizer: The optimizer.
         parameters: The parameters.
-        values: Those of them, and of their state, that may leave.
+        values: Those of them, and of their state, that may leave, by their keys.
+        here: The keys of those of which there is no copy in the tier, nor one under way.
         rooms: The room of values in the tier.
         room_bytes: What the slice and such copies may take.
         least_bytes: What is smaller is copied here in any case.
@@ -72,38 +130,45 @@ class Slice:
         evictor: Evictor,
         optimizer: torch.optim.Optimizer,
         parameters: Sequence[torch.Tensor],
-        values: Sequence[PersistentValue],
+        values: Mapping[int, PersistentValue],
+        here: Set[int],
         rooms: Rooms,
         room_bytes: int,
         least_bytes: int,
         keys_of: Callable[[list[torch.Tensor]], list[int | None]],
     ) -> None:
         self._evictor, self._optimizer, self._parameters = evictor, optimizer, parameters
-        self._rooms, self._all = rooms, values
+        self._rooms, self._all = rooms, list(values.values())
         self._values: list[PersistentValue] = []
         self._can_undo: list[tuple[PersistentValue, PersistentPlace]] = []
         self._stepping_bytes = stepping_bytes(optimizer, parameters)
-        room_bytes -= sum([each.size_bytes for each in values]) + self._stepping_bytes
+        room_bytes -= sum([each.size_bytes for each in self._all]) + self._stepping_bytes
         self._fits = room_bytes >= 0
-        for value in values:
-            if value.state == "here" and value.size_bytes <= room_bytes:
+        have_room = set[int]()
+        for key, value in values.items():
+            if key in here and value.size_bytes <= room_bytes:
                 room_bytes -= value.size_bytes
+                have_room.add(key)
             else:
                 self._values.append(value)
-        self._copies: dict[torch.Tensor, torch.Tensor] = {}
+        self._copies: list[tuple[Sequence[torch.Tensor], Iterable[torch.Tensor]]] = []
         self._states: dict[torch.Tensor, Any] = {}
-        self._is_undoable = self._copy(room_bytes, least_bytes, keys_of)
+        self._is_undoable = self._copy(have_room, values.keys() - have_room, room_bytes, least_bytes, keys_of)
         if not self._is_undoable:
             self._values = []
             self._copies.clear()
 
     def _copy(
-        self, room_bytes: int, least_bytes: int, keys_of: Callable[[list[torch.Tensor]], list[int | None]]
+        self,
+        have_room: Set[int],
+        in_tier: Set[int],
+        room_bytes: int,
+        least_bytes: int,
+        keys_of: Callable[[list[torch.Tensor]], list[int | None]],
     ) -> bool:
         """Copy here what is not copied to the tier, and return whether there is room for that."""
-        in_tier = {value.key for value in self._values}
-        have_room = {value.key for value in self._all} - in_tier
         tensors: list[torch.Tensor] = []
+        alike: dict[object, list[torch.Tensor]] = {}  # of what is small, by what makes tensors fit into one
         for parameter in self._parameters:
             state = self._optimizer.state.get(parameter)
             self._states[parameter] = _nesting_of(state)
@@ -112,11 +177,16 @@ class Slice:
             if key in in_tier:
                 continue
             if key not in have_room:
-                size_bytes = tensor_bytes(tensor)
+                size_bytes = tensor.nbytes if tensor.layout is torch.strided else tensor_bytes(tensor)
                 room_bytes -= size_bytes
                 if room_bytes < 0 and size_bytes >= least_bytes:
                     return False
-            self._copies[tensor] = tensor.detach().clone()
+            if key not in have_room and type(tensor) in _PLAIN and tensor.layout is torch.strided:
+                alike.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(tensor)
+            else:
+                self._copies.append(([tensor], [tensor.detach().clone()]))
+        with torch.no_grad():  # there may be hundreds of counts and biases
+            self._copies += [(tensors, torch.stack(tensors)) for tensors in alike.values()]
         return True
 
     def begin(self, bring_back: Callable[[Iterable[PersistentValue]], None]) -> None:
@@ -132,10 +202,12 @@ class Slice:
             if not self._fits:
                 self._evictor.store.finish_out(value, self._evictor.stats)
         for value in self._values:
-            self._evictor.store.finish_out(value, self._evictor.stats)
-            if value.is_copied and isinstance(value.place, PersistentPlace):
-                value.place.keep(self._rooms.take_spare)
-                self._can_undo.append((value, value.place))
+            if value.ticket is not None:
+                self._evictor.store.finish_out(value, self._evictor.stats)
+            place = value.place
+            if value.is_copied and isinstance(place, PersistentPlace):
+                place.keep(self._rooms.take_spare)
+                self._can_undo.append((value, place))
         if self._fits:
             self._evictor.look(self._stepping_bytes)
 
@@ -147,12 +219,13 @@ class Slice:
         self._evictor.look(away_bytes + self._stepping_bytes)
         for value in away:
             self._evictor.store.start_in(value, self._evictor.stats)
-        bring_back(self._all)
+        bring_back([value for value in self._all if value.ticket is not None or value.storage is None])
 
     def _start_out(self, value: PersistentValue) -> None:
         """Start to copy a value to the tier unless it is there."""
         store, stats = self._evictor.store, self._evictor.stats
-        store.finish_out(value, stats)
+        if value.ticket is not None:
+            store.finish_out(value, stats)
         if value.is_pinned:
             value.is_copied = False  # nothing tells what was written to it
         if not value.is_copied and value.place is not None:
@@ -186,8 +259,9 @@ class Slice:
             value.place, value.spare, value.is_copied = place, None, True
             value.revert()
         with torch.no_grad():
-            for tensor, copy in self._copies.items():
-                tensor.copy_(copy)
+            for tensors, copies in self._copies:
+                for tensor, copy in zip(tensors, copies, strict=True):
+                    tensor.copy_(copy)
         for parameter, state in self._states.items():
             if state is None:
                 self._optimizer.state.pop(parameter, None)

@@ -209,6 +209,13 @@ class PersistentValue(Value):
         return self._is_in_tier and self._arriving is None and not self._home.is_here and not self._home.is_gone
 
     @property
+    def is_only_here(self) -> bool:
+        """Whether its bytes are here as in plain training: the tier has no copy of them, and none is under way."""
+        if self.ticket is not None or self._arriving is not None or not self._home.is_here:
+            return False
+        return not (self._is_in_tier and self.is_copied)
+
+    @property
     def is_gone(self) -> bool:
         """Whether the program has released it."""
         return self._home.is_gone
@@ -395,6 +402,16 @@ class Uses:
         index = bisect_left(places, place)
         return places[index] - place if index < len(places) else self.length - place + places[0]
 
+    def distances(self, now: int) -> dict[int, int]:
+        """Return how many uses come before the next one of each value that is used.
+
+        Args:
+            now: How many uses there were in this step.
+        """
+        place = now % max(1, self.length)
+        following = [*self.order[place:], *self.order[:place]]
+        return dict(zip(reversed(following), range(self.length - 1, -1, -1), strict=True))  # the nearest one is last
+
     def following(self, now: int, count: int) -> list[tuple[int, bool]]:
         """Return the numbers of those that are used next, and of each whether that is in the next step.
 
@@ -445,6 +462,11 @@ class PersistentValues:
     def of(self, key: int) -> PersistentValue | None:
         """Return the value of a home, given its key."""
         return self._values.get(key)
+
+    def of_all(self, keys: Sequence[int]) -> dict[int, PersistentValue]:
+        """Return the values of homes by their keys, of those that have one."""
+        values = self._values
+        return {key: values[key] for key in keys if key in values}
 
     def begin_step(self, used: Sequence[int]) -> list[PersistentValue]:
         """Note that a step begins, and return the values that the program has released, which are forgotten.
@@ -505,7 +527,12 @@ class PersistentValues:
 
     def farthest(self) -> list[PersistentValue]:
         """Return those that can leave, what is used next first, so that `pop` gives what is used last."""
-        return sorted((value for value in self._values.values() if value.can_leave), key=self.distance)
+        leaving, now = [value for value in self._values.values() if value.can_leave], self._count_uses()
+        if not self._uses.are_known:
+            return sorted(leaving, key=lambda value: now - value.last_use)
+        distances, never = self._uses.distances(now), 2 * self._uses.length
+        ahead = [distances.get(value.number, never) for value in leaving]
+        return [value for _, _, value in sorted(zip(ahead, range(len(leaving)), leaving, strict=True))]
 
     def distance(self, value: PersistentValue) -> float:
         """How far ahead the next use of a value is."""
@@ -551,6 +578,7 @@ class PersistentValues:
     def _in_order_now(self, cost_ms: Cost) -> list[tuple[float, PersistentValue]]:
         uses = self._uses
         now = self._count_uses() if uses.are_known else max((each.last_use for each in self), default=0)
+        distances, never = uses.distances(now), 2 * uses.length
         costs_ms: dict[tuple[int, bool], float] = {}  # of what has the same size, and is or is not to be copied first
         scored = []
         for value in self._values.values():
@@ -560,7 +588,7 @@ class PersistentValues:
             kind = size_bytes, value.is_copied or value.ticket is not None
             if kind not in costs_ms:
                 costs_ms[kind] = cost_ms(value)
-            ahead = uses.distance(value.number, now) if uses.length else now - value.last_use
+            ahead = distances.get(value.number, never) if distances else now - value.last_use
             scored.append((online_score(costs_ms[kind], size_bytes, ahead), value))
         return sorted(scored, key=itemgetter(0))
 

@@ -67,9 +67,10 @@ class Store:
 
     def finish_out(self, value: Value, stats: Counters) -> float:
         """Wait for a copy out, and return for how many ms: leaving -> clean, or here if the copy failed."""
-        ticket, place = value.ticket, value.place
+        ticket = value.ticket
         if ticket is None or value.is_copied:
             return 0.0
+        place = value.place
         waited_ms = ticket.wait()
         self.speed.learn(ticket, value.size_bytes, outwards=True)
         if place is not None:  # else an interrupt came before the end of this

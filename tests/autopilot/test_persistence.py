@@ -40,6 +40,7 @@ WIDTH, LAYERS = 192, 8
 LAYER_BYTES = 4 * WIDTH * WIDTH
 ROOM_BYTES = 2**20  # for activations and what single ops need
 STEPS = 4
+STEPS_UNTIL_STATE_STAYS = 10  # until then it is not known what similar steps take
 others_bytes = 0  # that earlier tests have left
 
 pytestmark = pytest.mark.skipif(watch.LIBRARY.get() is None, reason="nothing leaves without what watches natively")
@@ -130,6 +131,46 @@ def trained(budget: Callable[[nn.Module], int] | None, steps: int = STEPS) -> tu
 
 def test_a_model_whose_state_takes_four_times_the_budget_trains_with_the_same_bits() -> None:
     assert trained(tight) == trained(None)
+
+
+def slices_of(auto: Auto, optimizer: torch.optim.Optimizer) -> int:
+    return auto._driver._persistence._sliced.by_optimizer[optimizer].slices_in_last_step
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_where_all_of_a_step_is_here_it_is_one_slice_if_its_temporary_tensors_have_room(foreach: bool) -> None:
+    def found(budget_bytes: int | None) -> tuple[list[int], list[bytes]]:
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=foreach)
+        torch.manual_seed(1)
+        slices: list[int] = []
+        with contextlib.nullcontext() if budget_bytes is None else held(model, optimizer, budget_bytes) as auto:
+            for _ in range(STEPS_UNTIL_STATE_STAYS + 3):
+                step(model, optimizer)
+                if auto is not None:
+                    slices.append(slices_of(auto, optimizer))
+            return slices, everything(model, optimizer)
+
+    parameters_bytes = sum(parameter.nbytes for parameter in network().parameters())
+    _, plain = found(None)
+    slices, values = found(4 * parameters_bytes + ROOM_BYTES)
+    assert values == plain
+    assert slices[0] >= LAYERS
+    assert slices[-3:] == [2 if foreach else 1] * 3, "on lists, temporary tensors are as large as all parameters"
+
+
+@pytest.mark.parametrize("room_bytes", [LAYER_BYTES, 2 * ROOM_BYTES])
+def test_what_moves_is_stepped_in_as_few_slices_as_have_room(room_bytes: int) -> None:
+    model = network()
+    optimizer = adamw(model)
+    parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    with held(model, optimizer, 2 * parameters_bytes + room_bytes) as auto:
+        for _ in range(STEPS):
+            step(model, optimizer)
+        moved = memory_of(auto).values.moved
+        assert moved.in_bytes["state"] > 0
+        slices = slices_of(auto, optimizer)
+    assert slices > LAYERS if room_bytes == LAYER_BYTES else 2 <= slices <= LAYERS
 
 
 def test_the_peak_without_pooch_counts_state_that_was_away_when_the_step_was_recorded() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import io
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from pooch.executor.engines.spill_file import Mover
 from pooch.ground.errors import TierError
 from pooch.machine.persistent import PersistentValue
 from pooch.torchtools import raw_looks, raw_storages, watch
+from pooch.torchtools.optimizer_slices import Load, StepNeeds
 from pooch.torchtools.tensors import find_tensors
 from tests.counting import the_allocator
 from tests.executor.copiers import use_copier
@@ -361,6 +364,83 @@ def test_state_that_something_else_than_a_step_has_made_is_copied_to_the_tier(ti
         assert (listed == 1).all()
         assert (tight.optimizer.state[parameter].pop("other") == 1).all()
     assert all_same(tight.contents(), before)
+
+
+# How large slices are -------------------------------------------------------------------------------------------------
+
+LAYER_BYTES = 4 * SIZE * SIZE
+NEEDS = StepNeeds({}, alone=3.0, beside=0.0)
+
+
+def loads_of(training: Training, needs: StepNeeds | None, free_bytes: int) -> list[Load]:
+    """What each parameter takes by itself where so much is free."""
+    evictor = training.kept.evictor
+    evictor.budget_bytes = evictor.live.now() + free_bytes
+    return training.memory.loads(training.optimizer, [[each] for each in training.parameters], needs)
+
+
+def test_what_is_here_takes_no_room_but_for_temporary_tensors(kept: Kept) -> None:
+    training = Training(kept)
+    loads = loads_of(training, NEEDS, 4 * LAYER_BYTES)
+    assert [(load.moves, load.share, load.has_room) for load in loads] == [(False, 0.0, True)] * 4
+    on_lists = replace(NEEDS, alone=1.0, beside=1.0)
+    assert [load.share for load in loads_of(training, on_lists, 4 * LAYER_BYTES)][::2] == [1 / 3] * 2
+    assert [load.share for load in loads_of(training, None, 4 * LAYER_BYTES)][::2] == [0.5] * 2, "two are thought of"
+
+
+def test_there_is_no_room_where_the_largest_parameter_has_none(kept: Kept) -> None:
+    training = Training(kept)
+    assert loads_of(training, NEEDS, 3 * LAYER_BYTES) == [Load(False, math.inf, math.inf)] * 4
+
+
+def test_what_is_away_shares_the_room_with_what_comes_and_leaves_meanwhile(kept: Kept) -> None:
+    training = Training(kept)
+    before = training.contents()
+    kept.leave()
+    with torch.no_grad():
+        for parameter in training.parameters[1:]:
+            for tensor in (parameter, *training.optimizer.state[parameter].values()):
+                tensor.add_(0)
+    _ = [parameter.grad + 0 for parameter in training.parameters if parameter.grad is not None]
+    first, *others = loads_of(training, NEEDS, 30 * LAYER_BYTES)
+    assert first.moves
+    assert first.has_room
+    assert not any(load.moves for load in others)
+    assert loads_of(training, NEEDS, 6 * LAYER_BYTES)[0].moving_share == pytest.approx(3.0, rel=0.1), "a third of it"
+    assert all_same(training.contents(), before)
+
+
+def test_a_gradient_that_is_away_moves(kept: Kept) -> None:
+    training = Training(kept)
+    gradient = training.parameters[0].grad
+    assert gradient is not None
+    value = kept.value(gradient)
+    kept.evictor.store.start_out(value, value.place, kept.evictor.stats)
+    kept.evictor.store.finish_out(value, kept.evictor.stats)
+    kept.evictor.store.drop(value)
+    assert [load.moves for load in loads_of(training, NEEDS, 30 * LAYER_BYTES)] == [True, False, False, False]
+
+
+def test_where_nothing_asks_for_room_more_is_thought_to_be_taken(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(kept)
+    monkeypatch.setattr(kept.evictor.live, "asks", False, raising=False)
+    shares = [load.share for load in loads_of(training, replace(NEEDS, alone=0.0), 4 * LAYER_BYTES)]
+    assert shares[::2] == [0.5] * 2
+
+
+@pytest.mark.parametrize(("room", "temporary", "come"), [(20, 0, 10), (20, 20, 0), (0, 0, 0)])
+def test_what_the_next_slice_needs_comes_while_one_computes(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, room: int, temporary: int, come: int
+) -> None:
+    """Two parameters, their gradients, two moments and a count of each, if there is room beside what this one takes."""
+    training = Training(kept)
+    kept.leave()
+    before = training.states().count("away")
+    monkeypatch.setattr(kept.evictor, "budget_bytes", kept.evictor.live.now() + room * LAYER_BYTES)
+    training.memory._temporary_bytes = temporary * LAYER_BYTES
+    training.memory.begin_next(training.optimizer, training.parameters[:2])
+    assert training.states().count("away") == before - come
+    assert not training.memory._ahead, "it is not what was used next in the step before"
 
 
 # Copies ahead of need -------------------------------------------------------------------------------------------------

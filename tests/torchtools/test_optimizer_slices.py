@@ -18,8 +18,9 @@ from torch.optim import optimizer as of_torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pooch.errors import UsageError
-from pooch.torchtools.optimizer_slices import OptimizerSlices, diversion, small_copies
+from pooch.torchtools.optimizer_slices import Load, OptimizerSlices, diversion, plain_step, small_copies
 from pooch.torchtools.optimizer_slices.coupling import _ONE_BY_ONE, is_known
+from pooch.torchtools.optimizer_slices.needs import KnownNeeds
 
 SLICE_BYTES = 700
 
@@ -52,10 +53,16 @@ class Watch:
         self.inside = []
 
 
-def sliced(optimizer: optim.Optimizer, slice_bytes: int = SLICE_BYTES) -> tuple[OptimizerSlices, Watch]:
+def sliced(optimizer: optim.Optimizer, slice_bytes: int = SLICE_BYTES, **further: Any) -> tuple[OptimizerSlices, Watch]:
     watch = Watch(optimizer)
     slices = OptimizerSlices(
-        optimizer, slice_bytes, before=watch.before, after=watch.after, failed=watch.failed, tell=watch.told.append
+        optimizer,
+        slice_bytes,
+        before=watch.before,
+        after=watch.after,
+        failed=watch.failed,
+        tell=watch.told.append,
+        **further,
     )
     slices.attach()
     _MADE.append(slices)
@@ -370,6 +377,144 @@ def test_a_slice_may_hold_small_groups() -> None:
         return optimizer
 
     assert step_both(make, slice_bytes=10000).slices[-1] == [0, 1, 2, 3, 4]
+
+
+class Room:
+    """Tells what slices take: a share for each parameter, and whether it moves.
+
+    Args:
+        optimizer: The optimizer.
+        moving: The numbers of the parameters that move.
+        share: Of each parameter.
+        small: The numbers of those that take little room where something moves.
+    """
+
+    def __init__(self, optimizer: Any, moving: Sequence[int], share: float, small: Sequence[int] = ()) -> None:
+        self.numbers = {id(each): n for n, each in enumerate(parameters_of(optimizer))}
+        self.moving, self.share, self.small = set(moving), share, set(small)
+        self.asked: list[list[list[int]]] = []
+        self.nexts: list[list[int]] = []
+
+    def loads_of(self, slices: Sequence[Sequence[torch.Tensor]], needs: Any) -> list[Load]:
+        numbers = [[self.numbers[id(each)] for each in parameters] for parameters in slices]
+        self.asked.append(numbers)
+        assert needs.alone > 0
+        return [self._load(each) for each in numbers]
+
+    def _load(self, numbers: Sequence[int]) -> Load:
+        is_small = set(numbers) <= self.small
+        return Load(bool(self.moving.intersection(numbers)), self.share, 0.01 if is_small else self.share)
+
+    def before_next(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.nexts.append([self.numbers[id(each)] for each in parameters])
+
+
+def in_groups(kind: Any, counts: Sequence[int] = (3, 3, 2)) -> Any:
+    stepped = parameters_of(optimizer_with_gradients(count=sum(counts)))
+    starts = [sum(counts[:n]) for n in range(len(counts))]
+    return kind([{"params": stepped[s : s + c], "lr": 0.01 * s + 0.01} for s, c in zip(starts, counts, strict=True)])
+
+
+@pytest.mark.parametrize(
+    ("moving", "share", "slices"),
+    [
+        ((), 0.0, [[0, 1, 2, 3, 4, 5, 6, 7]]),
+        ((), 0.25, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ((4, 5, 6, 7), 0.2, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ((1, 3, 4), 0.5, [[0], [1], [2], [3, 4], [5, 6], [7]]),
+        ((), 1.5, [[0], [1], [2], [3], [4], [5], [6], [7]]),
+        ((), float("inf"), [[0], [1], [2], [3], [4], [5], [6], [7]]),
+    ],
+)
+@pytest.mark.parametrize("groups", [(8,), (3, 3, 2)])
+def test_slices_for_which_there_is_room_together_are_one(moving: Any, share: float, slices: Any, groups: Any) -> None:
+    plain, optimizer = in_groups(optim.AdamW, groups), in_groups(optim.AdamW, groups)
+    room = Room(optimizer, moving, share)
+    attached, watch = sliced(optimizer, 1, loads_of=room.loads_of, before_next=room.before_next)
+    each = [[n] for n in range(8)]
+    for _ in range(3):
+        watch.slices.clear()
+        room.nexts.clear()
+        plain.step()
+        optimizer.step()
+        assert_same_bits(plain, optimizer)
+    attached.detach()
+    assert watch.slices == slices
+    assert attached.slices_in_last_step == len(slices)
+    assert room.nexts == slices[1:]
+    assert room.asked == [each, each], "the first step does not know how large states will be"
+
+
+@pytest.mark.parametrize(
+    ("moving", "small", "slices"),
+    [
+        ((0, 2, 4, 6), (1, 3, 5, 7), [[0, 1, 2, 3, 4, 5], [6, 7]]),
+        ((1, 3), (0, 2), [[0, 1, 2, 3], [4, 5, 6], [7]]),
+        ((), (1, 3, 5, 7), [[0, 1, 2], [3, 4, 5], [6, 7]]),
+    ],
+)
+def test_what_is_small_is_stepped_with_what_moves_beside_it(moving: Any, small: Any, slices: Any) -> None:
+    plain, optimizer = in_groups(optim.AdamW), in_groups(optim.AdamW)
+    room = Room(optimizer, moving, 0.3, small)
+    attached, watch = sliced(optimizer, 1, loads_of=room.loads_of)
+    for _ in range(3):
+        watch.slices.clear()
+        plain.step()
+        optimizer.step()
+        assert_same_bits(plain, optimizer)
+    attached.detach()
+    assert watch.slices == slices
+
+
+def test_a_step_that_is_one_slice_is_that_of_the_optimizer_itself() -> None:
+    stepped: list[Any] = []
+
+    class Seen(Own):
+        def step(self, closure: Any = None) -> Any:
+            stepped.append(self)
+            return super().step(closure)
+
+    optimizer = in_groups(Seen)
+    room = Room(optimizer, (), 0.0)
+    room.loads_of = lambda slices, needs: [Load(False, 0.0, 0.0)] * len(slices)  # type: ignore[method-assign]
+    attached, watch = sliced(optimizer, 1, loads_of=room.loads_of)
+    optimizer.step()
+    stepped.clear()
+    optimizer.step()
+    attached.detach()
+    assert watch.slices[-1] == list(range(8))
+    own = [each for each in stepped if parameters_of(each)[0] is parameters_of(optimizer)[0]]  # others were tried
+    assert own == [optimizer]
+
+
+def test_an_error_before_the_next_slice_is_told_too() -> None:
+    optimizer = in_groups(optim.AdamW)
+    room = Room(optimizer, (1,), 0.2)
+
+    def raises(parameters: Sequence[torch.Tensor]) -> None:
+        raise KeyboardInterrupt
+
+    attached, watch = sliced(optimizer, 1, loads_of=room.loads_of, before_next=raises)
+    optimizer.step()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    attached.detach()
+    assert watch.failures == [[0]]
+
+
+def test_what_a_step_takes_is_found_anew_where_a_setting_is_switched_on() -> None:
+    optimizer = in_groups(optim.AdamW)
+    known = KnownNeeds(plain_step(optimizer))
+    first = known.of(optimizer)
+    assert first is not None
+    for group in optimizer.param_groups:
+        group["lr"] = 0.5
+    assert known.of(optimizer) is first
+    for group in optimizer.param_groups:
+        group["foreach"] = True
+    second = known.of(optimizer)
+    assert second is not None
+    assert (first.beside, second.beside > 0) == (0, True)
 
 
 def test_state_that_comes_later_is_counted() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,12 +12,36 @@ import torch
 from ..tensors import find_tensors, tensor_bytes
 from .shadow import Part
 
+_SMALL_SHARE = 0.1
 Stepped = Sequence[list[torch.Tensor]]  # of each group, those with a gradient
 
 
 def with_gradients(groups: Sequence[dict[str, Any]]) -> Stepped:
     """Returns the parameters of each group that have a gradient, which are those that a step changes."""
     return [[parameter for parameter in group["params"] if parameter.grad is not None] for group in groups]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What stepping some parameters together takes. More than 1: they are a slice by themselves.
+
+    Attributes:
+        moves: Whether anything of it has to come before, so that there are copies by which the step can be undone.
+        share: Of the room for a slice of which nothing moves.
+        moving_share: Of the room for one of which something does.
+    """
+
+    moves: bool
+    share: float
+    moving_share: float
+
+    def __add__(self, other: Load) -> Load:
+        return Load(self.moves or other.moves, self.share + other.share, self.moving_share + other.moving_share)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is room for it."""
+        return (self.moving_share if self.moves else self.share) <= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +75,17 @@ class Cutter:
             return False
         return self._bytes_of_firsts(stepped, state) == self._first_bytes
 
-    def again(self, stepped: Stepped) -> Iterator[list[Part]]:
-        """Yields the slices that are remembered."""
-        return (_parts(spans, stepped) for spans in self._slices)
+    def again(self, stepped: Stepped) -> list[list[Part]]:
+        """Returns the slices that are remembered."""
+        return [_parts(spans, stepped) for spans in self._slices]
+
+    def guesses_nothing(self, stepped: Stepped, state: Mapping[torch.Tensor, Any]) -> bool:
+        """Returns whether new slices do not depend on the state that comes to be while they are stepped."""
+        unknown = chain(*(parameters for index, parameters in enumerate(stepped) if index not in self._state_ratios))
+        return all(map(state.get, unknown))
 
     def anew(self, stepped: Stepped, state: Mapping[torch.Tensor, Any]) -> Iterator[list[Part]]:
-        """Yields new slices. It counts on each of them being stepped before the next one is asked for.
+        """Yields new slices. It counts on each of them being stepped before the next one is asked for, if it guesses.
 
         Args:
             stepped: the parameters that a step changes.
@@ -101,12 +131,50 @@ class Cutter:
         return parameter.nbytes + gradient_bytes + state_bytes
 
 
+def joined(slices: Sequence[list[Part]], loads: Sequence[Load]) -> list[list[Part]]:
+    """Returns as few slices as there is room for, each of some that follow one another.
+
+    What does not move is only put to what does where it is small, as copies are made of it then.
+
+    Args:
+        slices: the slices, of which nothing else knows: they are put together in place.
+        loads: what each of them takes.
+    """
+    found: list[list[Part]] = []
+    last: Load | None = None
+    for parts, load in zip(slices, loads, strict=True):
+        if last is not None and _are_alike(last, load) and (last + load).has_room:
+            _join(found[-1], parts)
+            last += load
+        else:
+            found.append(parts)
+            last = load
+    return found
+
+
+def _are_alike(one: Load, other: Load) -> bool:
+    still = other if one.moves else one
+    return one.moves == other.moves or still.moving_share <= _SMALL_SHARE
+
+
+def _join(first: list[Part], then: list[Part]) -> None:
+    """Add to a slice the one that follows it. There is one part of each group."""
+    is_same_group = first[-1].group_index == then[0].group_index
+    if is_same_group:
+        first[-1].parameters.extend(then[0].parameters)
+    first.extend(then[is_same_group:])
+
+
 def _identities(stepped: Stepped) -> list[list[int]]:
     return [list(map(id, parameters)) for parameters in stepped]
 
 
 def _state_bytes(state: Any) -> int:
-    return sum(map(tensor_bytes, find_tensors(state)))
+    size_bytes = 0
+    for each in state.values() if isinstance(state, dict) else (state,):
+        is_plain = type(each) is torch.Tensor and each.layout is torch.strided  # as most are, and each step asks
+        size_bytes += each.nbytes if is_plain else sum(map(tensor_bytes, find_tensors(each)))
+    return size_bytes
 
 
 def _span(group_index: int, start: int, stop: int) -> list[_Span]:

@@ -17,7 +17,7 @@ from ..tensors import find_tensors, has_plain_storage, storage_of
 from ..training_state import RandomStates
 from .diversion import Step
 from .small_copies import Sample, set_gradients, small_copy
-from .trial import no_hooks_seen
+from .trial import no_hooks_seen, switches
 
 _FEW = 2  # parameters of a kind, and then twice as many: what grows with them is there for all of them at once
 _LONGEST = 16  # side of a small parameter that has the proportions of a large one
@@ -91,6 +91,25 @@ def needs_of(optimizer: Optimizer, plain: Step) -> StepNeeds | None:
     finally:
         for device, state in states.items():
             state.restore(device)
+
+
+class KnownNeeds:
+    """What the steps of one optimizer take, looked for once for each choice of settings that are on.
+
+    Args:
+        plain: The step that its class defines.
+    """
+
+    def __init__(self, plain: Step) -> None:
+        self._plain = plain
+        self._found: dict[object, StepNeeds | None] = {}
+
+    def of(self, optimizer: Optimizer) -> StepNeeds | None:
+        """Return what its step takes now. None: nobody knows."""
+        key = switches(optimizer.param_groups)
+        if key not in self._found:
+            self._found[key] = needs_of(optimizer, self._plain)
+        return self._found[key]
 
 
 def _samples_of(parameters: Sequence[torch.Tensor], count: int, longest: int) -> tuple[Sample, ...]:

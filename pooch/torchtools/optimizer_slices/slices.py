@@ -13,12 +13,14 @@ from torch.optim import Optimizer
 
 from ...ground.errors import UsageError
 from .coupling import has_odd_gradients, is_known, why_whole_by_settings, why_whole_by_tensors
-from .cutting import Cutter, Stepped, with_gradients
+from .cutting import Cutter, Load, Stepped, joined, with_gradients
 from .diversion import divert, plain_step
-from .shadow import Shadow
+from .needs import KnownNeeds, StepNeeds
+from .shadow import Part, Shadow
 from .trial import Trials
 
 OnParameters = Callable[[Sequence[torch.Tensor]], object]
+LoadsOf = Callable[[Sequence[Sequence[torch.Tensor]], StepNeeds | None], Sequence[Load]]
 _CHANGED = "its step has changed {} of its own in a way that it did not do in a trial"
 
 
@@ -37,6 +39,9 @@ class OptimizerSlices:
         failed: is called with them instead if an exception comes from then on, be it from `before` or `after`.
         tell: is called with a line that says why the optimizer is not run in slices, once for each reason.
         before_whole: is called instead of `before` where a step is not cut. None: `before` is.
+        loads_of: returns what each of some slices takes, given the parameters of each and what a step is known to take.
+            Slices for which there is room together are one. None: each is by itself.
+        before_next: is called with the parameters of the slice that follows, before one is stepped.
 
     Attributes:
         slices_in_last_step: slices of the last step that has ended; 1 for one that was not cut.
@@ -56,6 +61,8 @@ class OptimizerSlices:
         failed: OnParameters,
         tell: Callable[[str], object],
         before_whole: OnParameters | None = None,
+        loads_of: LoadsOf | None = None,
+        before_next: OnParameters | None = None,
     ) -> None:
         if slice_bytes <= 0:
             raise UsageError(f"slices of {slice_bytes} bytes hold nothing: give slice_bytes a positive number")
@@ -63,7 +70,8 @@ class OptimizerSlices:
         self._plain = plain_step(optimizer)
         self._before, self._after, self._failed, self._tell = before, after, failed, tell
         self._before_whole = before if before_whole is None else before_whole
-        self._cutter = Cutter(slice_bytes)
+        self._loads_of, self._before_next = loads_of, before_next
+        self._cutter, self._needs = Cutter(slice_bytes), KnownNeeds(self._plain)
         self._trials = Trials(self._plain)
         self._told: set[str] = set()
         self._given_up: str | None = None
@@ -142,13 +150,23 @@ class OptimizerSlices:
     def _in_slices(
         self, optimizer: Optimizer, stepped: Stepped, again: bool, known: bool, arguments: dict[str, Any]
     ) -> None:
+        slices: list[list[Part]] | None = None  # they depend on what the first of them makes
+        if again:
+            slices = self._joined(optimizer, self._cutter.again(stepped))
+        elif self._cutter.guesses_nothing(stepped, optimizer.state):
+            slices = self._joined(optimizer, list(self._cutter.anew(stepped, optimizer.state)))
+        if slices is not None and len(slices) == 1:
+            self._between(self._before, _parameters_in(slices[0]), partial(self._plain, optimizer, **arguments))
+            self.slices_in_last_step = 1
+            return
         shadow = Shadow(optimizer, not known and not self._trials.refuses_empty_groups, arguments)
-        cutter, count = self._cutter, 0
+        count = 0
         changes = set[str]()
         try:
-            for parts in cutter.again(stepped) if again else cutter.anew(stepped, optimizer.state):
-                parameters = [parameter for part in parts for parameter in part.parameters]
-                self._between(self._before, parameters, partial(shadow.step, self._plain, parts))
+            for parts in self._cutter.anew(stepped, optimizer.state) if slices is None else slices:
+                following = slices[count + 1] if slices is not None and count + 1 < len(slices) else []
+                before = partial(self._begin, _parameters_in(following))
+                self._between(before, _parameters_in(parts), partial(shadow.step, self._plain, parts))
                 count += 1
         finally:
             changes = shadow.finish()
@@ -157,6 +175,17 @@ class OptimizerSlices:
         if surprises and not known:
             self._given_up = _CHANGED.format(" and ".join(sorted(surprises)))
             self._tell(f"{type(optimizer).__name__} was run in slices, and this step may differ: {self._given_up}")
+
+    def _joined(self, optimizer: Optimizer, slices: list[list[Part]]) -> list[list[Part]]:
+        """Return slices that are as large as there is room for."""
+        if self._loads_of is None:
+            return slices
+        return joined(slices, self._loads_of(list(map(_parameters_in, slices)), self._needs.of(optimizer)))
+
+    def _begin(self, following: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:
+        self._before(parameters)
+        if following and self._before_next is not None:
+            self._before_next(following)
 
     def _between(self, before: OnParameters, parameters: Sequence[torch.Tensor], step: Callable[[], Any]) -> Any:
         try:
@@ -167,6 +196,10 @@ class OptimizerSlices:
             self._failed(parameters)
             raise
         return result
+
+
+def _parameters_in(parts: Sequence[Part]) -> list[torch.Tensor]:
+    return [parameter for part in parts for parameter in part.parameters]
 
 
 def _closure_of(

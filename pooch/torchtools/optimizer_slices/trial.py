@@ -110,9 +110,12 @@ class Trials:
 def _key(optimizer: Optimizer, with_closure: bool, samples: _Samples, arguments: Mapping[str, Any]) -> object:
     """What a verdict holds for: steps of classes, which may be wrapped later, which settings are on, and samples."""
     steps = tuple(each.__dict__.get("step") for each in type(optimizer).__mro__)
-    settings = [vars(optimizer), *optimizer.param_groups, arguments]
-    switches = tuple(frozenset((name, _switch(value)) for name, value in each.items()) for each in settings)
-    return steps, with_closure, switches, samples
+    return steps, with_closure, switches([vars(optimizer), *optimizer.param_groups, arguments]), samples
+
+
+def switches(settings: Sequence[Mapping[str, Any]]) -> tuple[frozenset[tuple[str, object]], ...]:
+    """Returns which settings are on, of which others may have any number."""
+    return tuple(frozenset((name, _switch(value)) for name, value in each.items()) for each in settings)
 
 
 def _switch(value: object) -> object:
