@@ -146,3 +146,28 @@ def test_parts_of_torch_script_are_governed_in_a_program_that_has_loaded_dynamo(
 
     found, plain = _trained(made(), loss_of, "1MiB"), _trained(made(), loss_of, None)
     assert all(torch.equal(*pair) for pair in zip(found, plain, strict=True))
+
+
+@pytest.mark.parametrize("changed", ["parameter", "input", "made before the step"])
+@pytest.mark.parametrize("step", ["online", "recorded", "in-core"])
+def test_what_was_changed_after_autograd_saved_it_is_refused_in_every_step(changed: str, step: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    scale = torch.ones(8, requires_grad=True)
+
+    def loss_of(is_changed: bool) -> Tensor:
+        inputs = torch.randn(4, 8)
+        made = inputs * scale * 2
+        loss = model(inputs if changed == "input" else made).square().mean()
+        if is_changed:
+            tensor = {"parameter": model[2].weight, "input": inputs}.get(changed, made)
+            with torch.no_grad():
+                tensor.add_(1.0)
+        return loss
+
+    with pooch.auto(model, 2**30, tell=lambda line: None) as auto:
+        for earlier in range(["online", "recorded", "in-core"].index(step)):
+            loss_of(False).backward()
+            assert auto._driver.last.mode == ("online", "recorded")[earlier]
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss_of(True).backward()
