@@ -148,7 +148,7 @@ def test_parts_of_torch_script_are_governed_in_a_program_that_has_loaded_dynamo(
     assert all(torch.equal(*pair) for pair in zip(found, plain, strict=True))
 
 
-@pytest.mark.parametrize("changed", ["parameter", "input", "made before the step"])
+@pytest.mark.parametrize("changed", ["parameter", "input", "made before the step", "made in the step"])
 @pytest.mark.parametrize("step", ["online", "recorded", "in-core"])
 def test_what_was_changed_after_autograd_saved_it_is_refused_in_every_step(changed: str, step: str) -> None:
     torch.manual_seed(0)
@@ -158,9 +158,11 @@ def test_what_was_changed_after_autograd_saved_it_is_refused_in_every_step(chang
     def loss_of(is_changed: bool) -> Tensor:
         inputs = torch.randn(4, 8)
         made = inputs * scale * 2
-        loss = model(inputs if changed == "input" else made).square().mean()
+        output = model(inputs if changed == "input" else made)
+        loss = output.square().mean()
         if is_changed:
-            tensor = {"parameter": model[2].weight, "input": inputs}.get(changed, made)
+            tensors = {"parameter": model[2].weight, "input": inputs, "made in the step": output}
+            tensor = tensors.get(changed, made)
             with torch.no_grad():
                 tensor.add_(1.0)
         return loss
