@@ -173,3 +173,27 @@ def test_what_was_changed_after_autograd_saved_it_is_refused_in_every_step(chang
             assert auto._driver.last.mode == ("online", "recorded")[earlier]
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss_of(True).backward()
+
+
+@pytest.mark.parametrize("assigned", ["parameter", "input", "made before the step", "made in the step"])
+def test_data_that_was_assigned_after_autograd_saved_a_tensor_is_read_as_in_plain_training(assigned: str) -> None:
+    torch.manual_seed(0)
+    model, scale = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.ones(8, requires_grad=True)
+    batches = torch.randn(4, 4, 8)
+
+    def gradients() -> list[Tensor]:
+        found = []
+        for inputs in batches.clone():
+            made = inputs * scale * 2
+            output = model(inputs if assigned == "input" else made)
+            loss = output.square().mean()
+            tensors = {"parameter": model[2].weight, "input": inputs, "made in the step": output}
+            tensor = tensors.get(assigned, made)
+            before, tensor.data = tensor.data, 3 * tensor.data
+            found += torch.autograd.grad(loss, list(model.parameters()))
+            tensor.data = before
+        return found
+
+    expected = gradients()
+    with pooch.auto(model, 2**30, tell=lambda line: None):
+        assert all(map(torch.equal, gradients(), expected))
