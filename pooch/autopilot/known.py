@@ -81,7 +81,7 @@ class Known:
         profile: Its profile, or None.
         origin: "recorded", "derived" from other shapes, "cached", or "unknown".
         calls: Number of calls of governed modules in the recorded step; 0 if it was derived.
-        away_bytes: What outlives steps and was away as the recorded step began, which plain training has there.
+        away_bytes: What outlives steps and was away as the step of its profile began, which plain training has there.
         plan: Its plan, or None.
         table: The plan, indexed.
         asked_bytes: What a step might take when a plan was asked for last.
@@ -191,14 +191,14 @@ class Known:
         self.is_provisional = False
         self.needed_bytes, self.moving_ms, self.staying_bytes, self.told = 0, 0.0, 0, None
 
-    def shape(self, key: StepKey, away_bytes: int) -> PlannedShape:
-        """Return it as the summary shows it, given what was away as it was recorded."""
+    def shape(self, key: StepKey) -> PlannedShape:
+        """Return it as the summary shows it."""
         return PlannedShape(
             key.text,
             self.origin,
             "online" if self.decision == "record" else self.decision,
             self.steps,
-            self.profile.peak_bytes + away_bytes if self.profile else None,
+            self.profile.peak_bytes + self.away_bytes if self.profile else None,
             self.plan.predicted_peak_bytes + self.staying_bytes if self.plan else None,
             self.slowdown,
             self.reason,

@@ -269,7 +269,7 @@ class Library:
     def _ask(
         self, key: StepKey, known: Known, anchors: Sequence[KnownStep], start_bytes: int, target_bytes: int
     ) -> None:
-        self.requests.ask(key, known, anchors, start_bytes, target_bytes, self._held_bytes, self._away.state_bytes)
+        self.requests.ask(key, known, anchors, start_bytes, target_bytes, self._held_bytes, self._away)
 
     @property
     def _held_bytes(self) -> int | None:
@@ -384,7 +384,7 @@ class Library:
             self._say(f"steps of {key.text} run online: {answer.refusal}")
             return
         if known.profile is None:
-            known.profile, known.origin = answer.profile, "derived"
+            known.profile, known.origin, known.away_bytes = answer.profile, "derived", arrival.request.away_bytes
             self._known.has_grown()
         if answer.plan is not None:
             again = "" if known.plan is None else " again"
@@ -394,7 +394,8 @@ class Library:
             known.table = table.with_any_sizes() if known.has_any_sizes else table
             known.profile, known.plan = answer.profile, answer.plan
             known.moving_ms, known.needed_bytes, known.reason = 0.0, 0, ""
-            known.staying_bytes, known.away_bytes = answer.staying_bytes, self._away.all_bytes
+            known.staying_bytes = answer.staying_bytes or arrival.request.staying_bytes
+            known.away_bytes = arrival.request.away_bytes
             if answer.minimum_bytes > self._budget_bytes:  # which may be larger than when it was asked for
                 self._needs_more(known, answer.minimum_bytes)
                 known.moving_ms = answer.moving_ms
@@ -403,7 +404,7 @@ class Library:
             missing = self._times.missing(has_hooks=not known.is_provisional)
             told = known.expected("plan", self._times.beside)
             known.told = None if told is None else replace(told, missing=missing)
-            how = described(answer.plan, known.slowdown, known.staying_bytes, self._away_bytes(known))
+            how = described(answer.plan, known.slowdown, known.staying_bytes, known.away_bytes)
             more = f"; it {known.reason}" if known.reason else ""
             more += f"; {missing}" if missing else ""
             self._say(f"planned{again} for steps of {key.text}: {how}{more}")
@@ -560,13 +561,7 @@ class Library:
     def shapes(self) -> tuple[PlannedShape, ...]:
         """What is known, for the summary; the most frequent steps first."""
         rows = sorted(self._known.items(), key=lambda item: -item[1].steps)
-        return tuple(known.shape(key, self._away_bytes(known)) for key, known in rows)
-
-    def _away_bytes(self, known: Known) -> int:
-        """What was away as a step was recorded, which plain training has there; for one that was derived, the most."""
-        if known.origin != "derived":
-            return known.away_bytes
-        return max(other.away_bytes for _, other in self._known.items())
+        return tuple(known.shape(key) for key, known in rows)
 
     def close(self) -> None:
         """Plan no longer."""

@@ -20,7 +20,7 @@ from ..ground.errors import PoochError
 from .cache import Cached, PlanCache
 from .costs import CostSource
 from .jobs import Answer, Job, completed
-from .known import Known
+from .known import NOTHING_AWAY, Away, Known
 from .signature import StepKey
 from .waiting import JobQueue, Request
 
@@ -85,7 +85,7 @@ class PlanRequests:
         start_bytes: int,
         target_bytes: int,
         held_bytes: int | None = None,
-        away_bytes: int = 0,
+        away: Away = NOTHING_AWAY,
     ) -> None:
         """Ask for a plan, unless one is on its way or there is none within these bytes.
 
@@ -96,7 +96,7 @@ class PlanRequests:
             start_bytes: Bytes that are live before the step.
             target_bytes: What the step may take.
             held_bytes: What is held beneath a plan that needs more, if one may be followed. None: none may.
-            away_bytes: What of the optimizers' state is not there, and may be if the plan leaves room for it.
+            away: What is not there. The optimizers' state may be, if the plan leaves room for it.
         """
         if known.is_pending or known.minimum_bytes > target_bytes:
             return
@@ -104,9 +104,15 @@ class PlanRequests:
         self._costs.prepare(target_bytes - start_bytes)
         options = replace(self._options, effort="fast")
         job = Job(
-            key.sizes, tuple(anchors), start_bytes, target_bytes, options, held_bytes=held_bytes, away_bytes=away_bytes
+            key.sizes,
+            tuple(anchors),
+            start_bytes,
+            target_bytes,
+            options,
+            held_bytes=held_bytes,
+            away_bytes=away.state_bytes,
         )
-        self._put(Request(key, known, job))
+        self._put(Request(key, known, job, away_bytes=away.all_bytes))
 
     def ask_for_better(self, key: StepKey, known: Known, held_bytes: int | None = None) -> None:
         """Have a plan searched for longer, once nothing else is to be planned. Only a better one is an answer.
@@ -121,7 +127,7 @@ class PlanRequests:
         assert plan is not None
         anchors = (KnownStep(key.sizes, profile),)
         job = Job(key.sizes, anchors, profile.persistent_bytes, plan.budget_bytes, self._options, plan, held_bytes)
-        self._put(Request(key, known, job, known.predicted_step_ms))
+        self._put(Request(key, known, job, known.predicted_step_ms, known.away_bytes, known.staying_bytes))
 
     def _put(self, request: Request) -> None:
         self._waiting.put(request)

@@ -22,12 +22,16 @@ class Request:
         known: What is known of it.
         job: What is to be done. One that knows a plan is to improve it, which is not urgent.
         step_ms: The time that a step is predicted to take on the plan that is to be improved.
+        away_bytes: What is away as the step of the job begins, which plain training has there.
+        staying_bytes: What of the optimizers' state the plan that is to be improved leaves room for.
     """
 
     key: StepKey
     known: Known
     job: Job
     step_ms: float = 0.0
+    away_bytes: int = 0
+    staying_bytes: int = 0
 
     @property
     def is_urgent(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from ..torchtools.outside import changed_in_place
 from ..torchtools.tensors import may_move
-from .records import pack_kept
+from .records import Reassigned, pack_kept
 from .silence import SavedTensors, Silence
 from .statistics import RunStats
 
@@ -30,10 +30,15 @@ class KeptStep(SavedTensors):
         self.stats, self._silence = stats, silence
         self.on_read: Callable[[], None] | None = None
         self._lock = threading.Lock()
+        self._reassigned = Reassigned()
 
     def silenced(self) -> tuple[Silence, RunStats]:
         """Return what tells what is not governed, and the counters of the step."""
         return self._silence, self.stats
+
+    def data_assigned(self, tensor: torch.Tensor) -> None:
+        """Note that the program is about to give a tensor other data."""
+        self._reassigned.note(tensor, None)
 
     def pack_plain(self, tensor: torch.Tensor) -> object:
         """Return what autograd holds in place of a tensor that it saves."""
@@ -46,6 +51,8 @@ class KeptStep(SavedTensors):
                 on_read, self.on_read = self.on_read, None
             if on_read is not None:
                 on_read()
+        if self._reassigned and (other := self._reassigned.instead_of(packed)) is not None:
+            return other
         tensor: torch.Tensor
         tensor, version, _, _ = packed
         if tensor._version != version:

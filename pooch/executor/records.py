@@ -179,7 +179,7 @@ class Reassigned:
     """
 
     def __init__(self) -> None:
-        self._tensors: dict[tuple[Identity, int], torch.Tensor] = {}
+        self._tensors: dict[tuple[Identity, int | None], torch.Tensor] = {}
 
     def __bool__(self) -> bool:
         return bool(self._tensors)
@@ -189,10 +189,10 @@ class Reassigned:
 
         Args:
             tensor: The tensor.
-            value: What its storage holds.
+            value: What its storage holds, or None if that is no value of the step.
         """
         node = tensor.grad_fn
-        if value is not None and node is not None:
+        if node is not None:
             # It is held, so that no other tensor gets its identity from here on.
             self._tensors[(id(tensor), node._sequence_nr()), value] = tensor
 

@@ -20,6 +20,7 @@ from ..torchtools.cpu_allocator.arena_stats import ArenaStats
 from ..torchtools.endings import run_lost
 from ..torchtools.lost_interrupts import LOST_INTERRUPTS
 from ..torchtools.memory_meter import MemoryMeter
+from ..torchtools.raw_looks import RawLooks
 from ..torchtools.split import SplitCalls, watching_losses
 from ..torchtools.standing_aside import StepHooks
 from ..torchtools.training_state import model_device
@@ -343,7 +344,8 @@ class Run:
     def _keeping(self) -> Iterator[None]:
         """Measure a step in which nothing is done: hooks keep everything, and only notice the backward pass."""
         step = KeptStep(self._stats, self._floor.silence)
-        with self._watch.following(step), StepHooks(step.pack, step.unpack, None, KeptCalls()):
+        assignments, hooks = RawLooks(None, step.data_assigned), StepHooks(step.pack, step.unpack, None, KeptCalls())
+        with self._watch.following(step), assignments, hooks:
             yield
 
     @contextmanager

@@ -23,6 +23,7 @@ import torch
 
 from ..executor.compiled import FirstCall, RecordedGraphs
 from ..executor.evictor import Evictor
+from ..executor.records import pack_kept
 from ..executor.statistics import RunStats
 from ..executor.step import Step
 from ..ground.errors import ProfileError
@@ -278,9 +279,9 @@ class StepTrace:
         value = recorder.note_saved(tensor)
         if value is None:
             return None, self._step.keep_silent(tensor)
-        if recorder.values[value].role != "made":
-            return value, tensor
         with torch._C._DisableTorchDispatch(), recorder.unwatched():
+            if recorder.values[value].role != "made":
+                return value, pack_kept(tensor, value)
             handle = self._step.hold(tensor, value, self)
             recorder.note_contents(value, tensor)
             recorder.holds(value, handle.value)

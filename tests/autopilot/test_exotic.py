@@ -146,3 +146,54 @@ def test_parts_of_torch_script_are_governed_in_a_program_that_has_loaded_dynamo(
 
     found, plain = _trained(made(), loss_of, "1MiB"), _trained(made(), loss_of, None)
     assert all(torch.equal(*pair) for pair in zip(found, plain, strict=True))
+
+
+@pytest.mark.parametrize("changed", ["parameter", "input", "made before the step", "made in the step"])
+@pytest.mark.parametrize("step", ["online", "recorded", "in-core"])
+def test_what_was_changed_after_autograd_saved_it_is_refused_in_every_step(changed: str, step: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    scale = torch.ones(8, requires_grad=True)
+
+    def loss_of(is_changed: bool) -> Tensor:
+        inputs = torch.randn(4, 8)
+        made = inputs * scale * 2
+        output = model(inputs if changed == "input" else made)
+        loss = output.square().mean()
+        if is_changed:
+            tensors = {"parameter": model[2].weight, "input": inputs, "made in the step": output}
+            tensor = tensors.get(changed, made)
+            with torch.no_grad():
+                tensor.add_(1.0)
+        return loss
+
+    with pooch.auto(model, 2**30, tell=lambda line: None) as auto:
+        for earlier in range(["online", "recorded", "in-core"].index(step)):
+            loss_of(False).backward()
+            assert auto._driver.last.mode == ("online", "recorded")[earlier]
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss_of(True).backward()
+
+
+@pytest.mark.parametrize("assigned", ["parameter", "input", "made before the step", "made in the step"])
+def test_data_that_was_assigned_after_autograd_saved_a_tensor_is_read_as_in_plain_training(assigned: str) -> None:
+    torch.manual_seed(0)
+    model, scale = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.ones(8, requires_grad=True)
+    batches = torch.randn(4, 4, 8)
+
+    def gradients() -> list[Tensor]:
+        found = []
+        for inputs in batches.clone():
+            made = inputs * scale * 2
+            output = model(inputs if assigned == "input" else made)
+            loss = output.square().mean()
+            tensors = {"parameter": model[2].weight, "input": inputs, "made in the step": output}
+            tensor = tensors.get(assigned, made)
+            before, tensor.data = tensor.data, 3 * tensor.data
+            found += torch.autograd.grad(loss, list(model.parameters()))
+            tensor.data = before
+        return found
+
+    expected = gradients()
+    with pooch.auto(model, 2**30, tell=lambda line: None):
+        assert all(map(torch.equal, gradients(), expected))

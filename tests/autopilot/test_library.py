@@ -756,3 +756,32 @@ def test_a_budget_that_grows_by_little_is_no_reason_to_plan_anew(jobs: list[Job]
     near.budget_bytes = int(near.budget_bytes * 1.04)
     near.steps(1)
     assert [job for job in jobs if job.known is None] == [first]
+
+
+def test_a_better_plan_leaves_the_same_room_for_state_and_is_compared_with_the_same_peak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the time that it comes, less is away than as the first one was asked for."""
+    library, known = a_planned_library()
+    asked = list[Request]()
+    monkeypatch.setattr(PlanRequests, "_put", lambda _, request: asked.append(request))
+    profile, staying_bytes, before = known.profile, known.staying_bytes, library.shapes()[0]
+    assert profile is not None
+    budget_bytes, rest_bytes = int(0.7 * profile.peak_bytes), int(0.1 * profile.peak_bytes) - staying_bytes
+    away, start_bytes = Away(rest_bytes, rest_bytes), profile.persistent_bytes + staying_bytes
+    known.is_improved = False  # it is asked for a better one now
+    monkeypatch.setattr(library_module, "WORTH_MS", 0.0)
+    assert library.choose(KEY, start_bytes, budget_bytes, away=away)[0] == "plan"
+    (request,) = asked
+    assert request.job.known is known.plan, "a better one was asked for"
+    library.requests.arrived(replace(request, step_ms=1e9), Answer(profile, known.plan))
+    library.choose(KEY, start_bytes, budget_bytes, away=away)
+    after = library.shapes()[0]
+    assert known.staying_bytes == staying_bytes
+    assert (after.predicted_peak_bytes, after.in_core_peak_bytes) == (
+        before.predicted_peak_bytes,
+        before.in_core_peak_bytes,
+    )
+    again = library.events[-1]
+    assert again.startswith("planned again")
+    assert again.split(",")[0] == library.events[0].split(",")[0].replace("planned", "planned again")

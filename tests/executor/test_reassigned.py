@@ -1,8 +1,14 @@
 """Data that the program assigns to tensors which autograd has saved."""
 
+from dataclasses import replace
+
+import pytest
 import torch
+from torch import nn
 
 from pooch.executor.records import Reassigned, pack_kept
+from pooch.ir import Choice
+from tests.executor.support import all_of, applied, quick_profile, region_of, tight_plan
 
 LEAF = torch.ones(4, requires_grad=True)
 
@@ -38,3 +44,32 @@ def test_a_tensor_at_the_address_of_one_that_was_saved_is_another() -> None:
     assigned = Reassigned()
     assigned.note(others[-1], -1)
     assert assigned.instead_of(packed) is None
+
+
+@pytest.mark.parametrize("choice", ["keep", "swap", "recompute"])
+@pytest.mark.parametrize("assigned", ["made before the step", "made in the step"])
+def test_a_step_on_a_plan_reads_what_was_assigned_also_one_in_which_nothing_moves(
+    choice: Choice, assigned: str
+) -> None:
+    torch.manual_seed(0)
+    model, rows = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)), torch.randn(64, 64)
+
+    def forward(before: torch.Tensor) -> torch.Tensor:
+        hidden = model(before).exp()
+        loss = hidden.square().mean()
+        tensor = hidden if assigned == "made in the step" else before
+        tensor.data = 3 * tensor.data
+        return loss
+
+    profile = quick_profile(lambda: model(LEAF[0] * rows).exp().square().mean(), model)
+    plan = replace(tight_plan(profile, all_of(profile, choice)), budget_bytes=2**30)  # so that it is measured
+    gradients = []
+    for each in (None, plan):
+        model.zero_grad()
+        with applied(each, model) as run:
+            before = LEAF[0] * rows
+            with region_of(run):
+                loss = forward(before)
+            loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(map(torch.equal, *gradients))
