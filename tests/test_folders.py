@@ -165,3 +165,33 @@ def test_all_temporary_folders_are_made_in_one_place() -> None:
     making = re.compile(r"\b(mkdtemp|TemporaryDirectory|NamedTemporaryFile)\b")
     found = {path.name for path in (ROOT / "pooch").rglob("*.py") if making.search(path.read_text())}
     assert found == {"folders.py"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({"POOCH_CACHE_DIRECTORY": "/a", "XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/a"),
+        ({"XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/b/pooch-planner"),
+        ({"HOME": "/c"}, "/c/.cache/pooch-planner"),
+    ],
+)
+def test_the_cache_is_where_the_user_keeps_such(
+    environment: dict[str, str], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("POOCH_CACHE_DIRECTORY", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert str(folders.cache_directory()) == found
+
+
+def test_a_user_without_a_home_has_a_cache_beside_temporary_files(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As any number is one in a container, if no variable says where its home is."""
+    for name in ("POOCH_CACHE_DIRECTORY", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert folders.cache_directory() == place / f"pooch-planner-{os.getuid()}"

@@ -23,7 +23,13 @@ def cache_directory() -> Path:
     asked = os.environ.get("POOCH_CACHE_DIRECTORY")
     if asked:
         return Path(asked)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pooch-planner"
+    theirs = os.environ.get("XDG_CACHE_HOME")
+    if theirs:
+        return Path(theirs) / "pooch-planner"
+    try:
+        return Path.home() / ".cache" / "pooch-planner"
+    except RuntimeError:  # the user has none, as with any number for a user in a container
+        return Path(tempfile.gettempdir()) / f"pooch-planner-{os.getuid()}"
 
 
 class TemporaryFolder:
