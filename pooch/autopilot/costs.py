@@ -55,6 +55,11 @@ class CostSource(ABC):
     def is_final(self) -> bool:
         """Whether nothing better is still being measured."""
 
+    @property
+    def has_hooks(self) -> bool:
+        """Whether it is known what hooks cost, at least as they were measured before this run."""
+        return self.is_final
+
     def prepare(self, room_bytes: int) -> None:
         """Measure what has to be measured in the training thread. It is called between steps, before each job.
 
@@ -124,10 +129,10 @@ class DeviceCosts(CostSource):
 
 
 class HostCosts(CostSource):
-    """Costs of a machine whose device is the CPU, as an earlier run has kept them, or measured by a child process.
+    """Costs of a machine whose device is the CPU, measured by a child process of low priority.
 
-    That is of low priority, and begins once the first plan is made, which it would delay: measuring and planning take a
-    core each.
+    It begins once the first plan is made, which it would delay: measuring and planning take a core each. Until it has
+    ended, those serve that an earlier run has kept: a machine may be twice as fast an hour later.
 
     Args:
         speed: What copies take as seen in training, which serves until then. It is told what was measured.
@@ -138,6 +143,7 @@ class HostCosts(CostSource):
 
     def __init__(self, speed: CopySpeed, gather: Gather | None = None, kept: KeptCosts | None = None) -> None:
         self._speed, self._gather, self._kept = speed, gather, kept
+        self._earlier: tuple[Link, HookCosts | None] | None = None
         self._has_looked = kept is None
         self._child = Child("measure beside training")
         self._thread: threading.Thread | None = None
@@ -152,18 +158,23 @@ class HostCosts(CostSource):
         """Look for what an earlier run has kept."""
         if self._has_looked or self._kept is None:
             return
-        self._has_looked, self._found = True, self._kept.find()
-        if self._found is not None:
-            self._speed.start_from(self._found[0])
+        self._has_looked, self._earlier = True, self._kept.find()
+        if self._earlier is not None:
+            self._speed.start_from(self._earlier[0])
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether it is known what hooks cost, at least as they were measured before this run."""
+        return self.is_final or self._earlier is not None
 
     def now(self, profile: Profile) -> Costs:
-        """Return what was measured, or the estimate until then."""
-        link, hooks = self._found or (link_seen(self._speed), None)
+        """Return what was measured, or until then what an earlier run has kept, or an estimate."""
+        link, hooks = self._found or self._earlier or (link_seen(self._speed), None)
         return Costs(link, hooks or profile.hooks)
 
     def begin(self) -> None:
         """Have the other process measure, once."""
-        if self._thread is None and self._found is None:
+        if self._thread is None:
             thread = threading.Thread(target=self._measure, name="pooch-measuring", daemon=True)
             with suppress(RuntimeError, MemoryError):  # no memory for one just now: after the next plan
                 thread.start()

@@ -1,7 +1,7 @@
 """What copies and hooks cost on this machine, kept in the user's cache directory from one run to the next.
 
-Measuring takes some seconds of a core beside training, after which all is planned once more: a short run would be over
-before that.
+Measuring takes some seconds of a core beside training, after which all is planned once more: a short run is over before
+that, and has to go by what an earlier one has kept.
 """
 
 from __future__ import annotations

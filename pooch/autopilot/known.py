@@ -93,7 +93,8 @@ class Known:
         is_pending: Whether an answer is on its way.
         is_improved: Whether its plan was or is being searched for longer.
         is_outdated: Whether its plan has replays that gave other bits, and is to be made again.
-        is_provisional: Whether its plan does not know yet what copies and hooks cost, and is to be made again then.
+        is_provisional: Whether its plan does not know yet what copies and hooks cost in this run; it is made anew then.
+        has_hooks: Whether it knows what hooks cost, at least as they were measured before.
         cannot_derive: Whether its profile cannot be derived from other shapes.
         never_recorded: Whether it cannot be recorded either.
         failed_records: Number of times that recording it failed.
@@ -123,6 +124,7 @@ class Known:
     is_improved: bool = False
     is_outdated: bool = False
     is_provisional: bool = False
+    has_hooks: bool = True
     cannot_derive: bool = False
     never_recorded: bool = False
     failed_records: int = 0

@@ -121,7 +121,7 @@ class Library:
 
     def _tell_moving(self, key: StepKey, known: Known) -> None:
         """Tell what steps take with all that leaves and comes back in each of them, unless that was told."""
-        before, missing = known.told, self._times.missing(has_hooks=not known.is_provisional)
+        before, missing = known.told, self._times.missing(has_hooks=known.has_hooks)
         is_told = before is not None and before.missing == missing and (before.moving_ms or not self._times.moves)
         told = None if is_told else known.expected(known.decision, self._times.beside)
         if told is None:
@@ -379,6 +379,7 @@ class Library:
             return
         known.reason = answer.refusal
         known.is_provisional = arrival.is_provisional and answer.plan is not None
+        known.has_hooks = arrival.has_hooks or not known.is_provisional
         if answer.profile is None:
             known.cannot_derive, known.minimum_bytes = known.profile is None, _NEVER if known.profile else 0
             self._say(f"steps of {key.text} run online: {answer.refusal}")
@@ -401,7 +402,7 @@ class Library:
                 known.moving_ms = answer.moving_ms
             if arrival.request.job.away_bytes:
                 self._times.measure_anew()
-            missing = self._times.missing(has_hooks=not known.is_provisional)
+            missing = self._times.missing(has_hooks=known.has_hooks)
             told = known.expected("plan", self._times.beside)
             known.told = None if told is None else replace(told, missing=missing)
             how = described(answer.plan, known.slowdown, known.staying_bytes, known.away_bytes)

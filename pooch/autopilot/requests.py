@@ -36,12 +36,14 @@ class Arrival:
         answer: The answer.
         table: Its plan, indexed; None without a plan.
         is_provisional: Whether it was still being measured what copies and hooks cost.
+        has_hooks: Whether it was known what hooks cost, at least as they were measured before this run.
     """
 
     request: Request
     answer: Answer
     table: ActionTable | None
     is_provisional: bool = False
+    has_hooks: bool = True
 
 
 class PlanRequests:
@@ -162,7 +164,7 @@ class PlanRequests:
 
     def serve(self, request: Request | None) -> None:
         """Start the process, and have it do what was asked for, if anything was."""
-        begin_s, is_provisional = time.monotonic(), not self.knows_costs
+        begin_s, is_provisional, has_hooks = time.monotonic(), not self.knows_costs, self._costs.has_hooks
         answer: Answer | None = None
         try:
             self._child.start()
@@ -177,7 +179,7 @@ class PlanRequests:
             answer = Answer(None, refusal=f"planning failed: {type(error).__name__}: {error}")
         self.planning_s += time.monotonic() - begin_s
         if request is not None and answer is not None and not self._waiting.is_stopped:
-            self.arrived(request, answer, is_provisional=is_provisional)
+            self.arrived(request, answer, is_provisional=is_provisional, has_hooks=has_hooks)
             self._costs.begin()
 
     def _with_costs(self, job: Job) -> Job:
@@ -189,14 +191,16 @@ class PlanRequests:
         )
         return replace(job, anchors=tuple(anchors))
 
-    def arrived(self, request: Request, answer: Answer, *, is_provisional: bool = False) -> None:
+    def arrived(
+        self, request: Request, answer: Answer, *, is_provisional: bool = False, has_hooks: bool = True
+    ) -> None:
         """Take an answer, if it is of use; arguments as of `Arrival`."""
         if not request.is_of_use(answer):
             return
         key, known, job = request.key, request.known, request.job
         table = None if answer.plan is None else ActionTable.of(answer.plan)
         with self._lock:
-            self._arrivals.append(Arrival(request, answer, table, is_provisional))
+            self._arrivals.append(Arrival(request, answer, table, is_provisional, has_hooks))
             self.have_come = True
         if self._cache is not None and answer.profile is not None and answer.plan is not None:
             is_recorded = key.sizes in (anchor.shapes for anchor in job.anchors) and "derived" not in known.origin

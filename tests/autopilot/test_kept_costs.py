@@ -13,6 +13,7 @@ from pooch.autopilot.costs import HostCosts
 from pooch.autopilot.kept_costs import ANEW_VARIABLE, KEPT_S, KeptCosts
 from pooch.ir import HookCosts, Link
 from pooch.machine import CopySpeed
+from tests.toys import blocks
 
 CPU = torch.device("cpu")
 FOUND = Link("a tier", 0.5, 0.25, 2e6, 4e6), HookCosts(op_ms=0.125, adds_in_place=True)
@@ -84,7 +85,10 @@ def test_what_others_can_write_is_neither_read_nor_written(folder: Path) -> None
     assert not list(folder.iterdir())
 
 
-def test_a_run_that_finds_costs_measures_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_finds_costs_knows_them_at_once_and_measures_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine may be twice as fast an hour later, but a short run ends before that is known."""
     measured = []
 
     class Measuring:
@@ -105,13 +109,17 @@ def test_a_run_that_finds_costs_measures_nothing(folder: Path, monkeypatch: pyte
             pass
 
     monkeypatch.setattr("pooch.autopilot.costs.Child", Measuring)
-    for runs in (1, 1):
-        speed = CopySpeed("a tier")
+    for runs in (1, 2):
+        speed, profile = CopySpeed("a tier"), blocks(2)
         costs = HostCosts(speed, kept=KeptCosts(CPU, "a tier"))
         costs.prepare(0)
-        assert costs.is_final == bool(measured)
+        assert not costs.is_final
+        assert costs.has_hooks == bool(measured)
+        assert costs.now(profile).hooks == (FOUND[1] if measured else profile.hooks)
+        assert (speed.out.latency_ms == FOUND[0].out_latency_ms) == bool(measured)
         costs.begin()
         costs.close()
         assert len(measured) == runs
         assert costs.is_final
-        assert speed.out.latency_ms == FOUND[0].out_latency_ms
+        assert costs.has_hooks
+        assert costs.now(profile).hooks == FOUND[1]

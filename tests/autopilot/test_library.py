@@ -488,8 +488,12 @@ def test_what_was_used_last_is_kept() -> None:
 class LateCosts:
     """What copies and hooks cost is known later than the first plan."""
 
-    def __init__(self, happened: list[str]) -> None:
-        self.is_final, self.happened = False, happened
+    def __init__(self, happened: list[str], *, are_kept: bool = False) -> None:
+        self.is_final, self.happened, self._are_kept = False, happened, are_kept
+
+    @property
+    def has_hooks(self) -> bool:
+        return self.is_final or self._are_kept
 
     def prepare(self, room_bytes: int) -> None:
         """Do nothing."""
@@ -521,12 +525,14 @@ class _PlansHere:
         """Do nothing."""
 
 
-def test_a_plan_is_made_again_once_it_is_known_what_hooks_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("are_kept", [False, True])
+def test_a_plan_is_made_again_once_it_is_known_what_hooks_cost(are_kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier run has kept is told at once, and measured anew all the same."""
     """Else it would stay, as every plan that knows of these costs is predicted to take longer."""
     monkeypatch.setattr(PlanRequests, "_put", PlanRequests.serve)
     monkeypatch.setattr(PlanRequests, "warm_up", lambda _: None)
     happened = list[str]()
-    profile, costs, told = blocks(6), LateCosts(happened), list[str]()
+    profile, costs, told = blocks(6), LateCosts(happened, are_kept=are_kept), list[str]()
     start_bytes, budget_bytes = profile.persistent_bytes, int(0.7 * profile.peak_bytes)
     library = Library(PlanOptions(region="step", explain=False), told.append, costs)
     library.requests._child = _PlansHere(happened)  # type: ignore[assignment]
@@ -549,7 +555,7 @@ def test_a_plan_is_made_again_once_it_is_known_what_hooks_cost(monkeypatch: pyte
     assert known.profile is not None
     assert known.profile.hooks.op_ms == 1.0
     assert [line.split(" for ")[0] for line in told] == ["planned", "planned again"]
-    assert told[0].endswith("; what hooks cost comes on top, and is still being measured")
+    assert told[0].endswith("; what hooks cost comes on top, and is still being measured") != are_kept
     assert "measured" not in told[1]
 
 
