@@ -21,7 +21,7 @@ from ..torchtools.accelerators import has_streams
 from ..torchtools.memory_trace import earlier_objects_exempt
 from ..torchtools.out_of_memory import forgotten, is_out_of_memory
 from .backward import own_passes
-from .kept_costs import KeptCosts
+from .kept_costs import Found, KeptCosts
 from .stacks import can_outlast_the_call
 
 
@@ -143,11 +143,11 @@ class HostCosts(CostSource):
 
     def __init__(self, speed: CopySpeed, gather: Gather | None = None, kept: KeptCosts | None = None) -> None:
         self._speed, self._gather, self._kept = speed, gather, kept
-        self._earlier: tuple[Link, HookCosts | None] | None = None
+        self._earlier: Found | None = None
         self._has_looked = kept is None
         self._child = Child("measure beside training")
         self._thread: threading.Thread | None = None
-        self._found: tuple[Link, HookCosts | None] | None = None
+        self._found: Found | None = None
 
     @property
     def is_final(self) -> bool:
@@ -196,7 +196,7 @@ class HostCosts(CostSource):
             self._thread.join(None if self._gather is None else _LET_GO_S)
 
 
-def measured_costs(_: object) -> tuple[Link, HookCosts | None]:
+def measured_costs(_: object) -> Found:
     """In the child process: measure the costs of copies, and those of hooks, or None where they cannot be measured."""
     torch.set_num_threads(1)
     link, hooks = measure_device_link(torch.device("cpu")), None

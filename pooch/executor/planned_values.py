@@ -230,8 +230,7 @@ class PlannedValues:
         if value.storage is None:
             return  # released by the program before autograd saved it
         size_bytes = value.storage.nbytes()
-        is_too_large = size_bytes > self.table.room_bytes[value.number]
-        if is_too_large and not self.table.has_any_sizes:
+        if size_bytes > self.table.room_bytes[value.number] and not self.table.has_any_sizes:
             raise PlanMismatch(
                 f"value {value.number} has {size_bytes} bytes, but the plan has room for "
                 f"{self.table.room_bytes[value.number]} of them in the tier: profile and plan this step again"
