@@ -27,7 +27,7 @@ REPLAYED_IN_PLACE = tuple(
         "what_is_made_again_late_is_made_of_contents_before_and_after_a_write",
     )
 )
-LEFT = ("tests/executor/test_path.py::test_another_branch_or_shape[long-swap]",)
+LEFT = ("tests/executor/test_path.py::test_another_branch_or_shape[mode-long-swap]",)
 WRITTEN_OVER = ("tests/executor/test_path.py::test_a_replay_does_not_read_what_was_written_over",)
 TOO_LARGE = ("tests/autopilot/test_changing_sizes.py::test_a_plan_is_followed_whatever_sizes_the_data_gives",)
 LOOKS = tuple(f"tests/executor/test_long_skips.py::test_who_looks_finds_it[{name}]" for name in ("item", "slice"))
