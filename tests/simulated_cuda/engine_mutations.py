@@ -604,7 +604,7 @@ STEPS = (
     ),
     Mutation(
         "an op on another stream counts as one of the step",
-        "mode.py",
+        "native_watch.py",
         "            if step.tier.is_beside():\n",
         "            if False:\n",
         "the plan waits for nothing that the program does beside it",
