@@ -237,6 +237,22 @@ class Leaving:
         settled = self.verification.settled(keys.values())
         return {number for number, key in keys.items() if key not in settled}
 
+    def sampled(self, numbers: Iterable[int]) -> dict[int, bool]:
+        """Return those of some recomputed values on a CPU of which a sample is compared in this step, or nothing.
+
+        Args:
+            numbers: The values.
+
+        Returns:
+            For each of them whether there is a sample, if nobody obtains its address.
+        """
+        keys = {number: self._table.key(number) for number in numbers if number not in self._table.foreign}
+        settled = self.verification.sampled(keys.values())
+        are_on = self.verification.is_on
+        return {
+            number: are_on and number not in self._table.undefined for number, key in keys.items() if key in settled
+        }
+
     def has_changed(self, value: Value, storage: torch.UntypedStorage) -> bool:
         """Whether a swapped value has changed since `copied`; it is watched in all later steps then."""
         witness, value.witness = value.witness, None

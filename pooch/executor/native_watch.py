@@ -19,8 +19,8 @@ from ..torchtools.standing_aside import CompiledCalls, StepHooks, Watch
 from ..torchtools.tensors import storage_key
 from .cursor import Cursor
 from .engines.cpu import CpuEngine
+from .native_actions import native_actions
 from .own_work import OWN_WORK, SavingHooks
-from .simple_moves import native_moves
 from .step import Step
 
 # The keys of the storages that an op reads, and the tensors that it writes in place, by theirs.
@@ -51,7 +51,7 @@ def native_saving(step: Step, calls: CompiledCalls | None = None) -> StepHooks:
         first_node: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         region: Any = step.cursor
         region.go_unplanned(step.replays, not step.replays, first_node, step.evictor.verification.number)
-    moves = native_moves(step.guide, step.owner, step.cursor)
+    moves = native_actions(step)
     python = SavingHooks(step, step.evictor.own_time, are_quiet=step.empties)
     hooks = module.Hooks(python, step, step.cursor, step.stats, step.begin, moves)
     return StepHooks(hooks.pack, hooks.unpack, step.fell_silent, calls)

@@ -140,7 +140,7 @@ class PlanGuide:
             are_gathered = self._are_gathered(actions)
             for action in actions:
                 if are_gathered or action.kind not in ("replay", "drop"):
-                    self._do(action)
+                    self.run(action)
             self.done.add(slot)
 
     def _are_gathered(self, actions: tuple[Action, ...]) -> bool:
@@ -154,7 +154,8 @@ class PlanGuide:
         """Return the call of a slot, unless the forward pass left the path before its op ran."""
         return self._recipes.of(self.table.expected[slot - self.table.first_slot].writes[0])
 
-    def _do(self, action: Action) -> None:
+    def run(self, action: Action) -> None:
+        """Run one action. The caller holds the lock."""
         move = self._moves.get(action.kind)
         if move is not None:
             move(self.values.planned[action.target])

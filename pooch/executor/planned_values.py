@@ -383,9 +383,10 @@ class PlannedValues:
         self.stats.recomputed_ops += 1
         for number, storage in zip(call.writes, storages, strict=True):
             if number in action.outputs:
-                self._put(number, storage)
+                self.put(number, storage)
 
-    def _put(self, number: int, storage: torch.UntypedStorage) -> None:
+    def put(self, number: int, storage: torch.UntypedStorage) -> None:
+        """Keep what a replay gave, if it is wanted."""
         value = self.planned.get(number)
         if value is None:
             self.held[number] = storage

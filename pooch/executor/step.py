@@ -228,10 +228,30 @@ class Step(SavedTensors):
         try:
             guide.act(slot)
         except PlanMismatch as error:
-            if self._on_mismatch == "error" or not self.evictor.budget_bytes:
-                raise
-            self.mismatches.append(str(error))
-            self.leave_path("a step that the schedule is made for", str(error))
+            self._cannot_act(error)
+
+    def act_once(self, slot: int, index: int) -> bool:
+        """Run one action of a slot, of which the native watch runs the others, and return whether to go on.
+
+        Args:
+            slot: The slot.
+            index: The place of the action among those of the slot.
+        """
+        guide = self.guide
+        assert guide is not None
+        try:
+            with torch._C._DisableTorchDispatch():
+                guide.run(guide.table.actions[slot][index])
+        except PlanMismatch as error:
+            self._cannot_act(error)
+            return False
+        return True
+
+    def _cannot_act(self, error: PlanMismatch) -> None:
+        if self._on_mismatch == "error" or not self.evictor.budget_bytes:
+            raise error
+        self.mismatches.append(str(error))
+        self.leave_path("a step that the schedule is made for", str(error))
 
     def _recognised(
         self, guide: PlanGuide, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]
@@ -512,6 +532,13 @@ class Step(SavedTensors):
         """
         device = self.evictor.device
         return tensor.device.type == device.type and device.index in (None, tensor.device.index)
+
+    def begin_reads(self) -> None:
+        """Note that a thread is about to read for the first time. Native hooks call it."""
+        with self.evictor.own_time, OWN_WORK, torch._C.DisableTorchFunction():
+            if self.on_read is not None:
+                self._tell_read()
+            self.evictor.hold()
 
     def unpack_plain(self, packed: object) -> torch.Tensor:
         """Return the tensor that autograd reads, after the actions tied to its first read."""

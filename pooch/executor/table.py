@@ -21,7 +21,8 @@ from .leaving import CopyTable
 
 OnMismatch = Literal["warn", "error", "follow"]
 _SIZES = re.compile(r"\[([^\]]*)\]")  # of a tensor, in a fingerprint
-_SIMPLE_MOVES = ("copy_out", "free", "copy_in", "wait")  # in the order in which the native watch knows them
+# In the order in which the native watch knows them. The others are run in Python.
+_NATIVE_ACTIONS = ("copy_out", "free", "copy_in", "wait", "replay", "drop")
 
 
 class OpRecogniser:
@@ -97,7 +98,7 @@ class ActionTable:
         native_path: The same for the native watch, which follows it, or None without one.
         native_use: Whether it can.
         has_any_sizes: Whether results of ops may have other sizes than they had in the step that was planned.
-        moves_simply: Whether the native path knows of values that are only copied and come back.
+        acts_natively: Whether the native path knows of values that it moves, or makes again, by itself.
         has_graphs: Whether compiled graphs are among the ops. A dispatch mode watches then.
     """
 
@@ -120,7 +121,7 @@ class ActionTable:
     copies: CopyTable
     native_path: Any
     native_use: NativeUse
-    moves_simply: bool
+    acts_natively: bool
     has_graphs: bool
     has_any_sizes: bool = False
 
@@ -163,9 +164,9 @@ class ActionTable:
                 anchored=sorted(anchor_of),
             )
         )
-        moves_simply = native_path is not None and not plan.gathered
-        if moves_simply:
-            moves_simply = _plan_simple_moves(native_path, plan, actions, anchor_of)
+        acts_natively = native_path is not None and not plan.gathered
+        if acts_natively:
+            acts_natively = _plan_native_actions(native_path, plan, actions, anchor_of)
         return cls(
             expected=plan.expected,
             first_slot=plan.first_slot,
@@ -186,7 +187,7 @@ class ActionTable:
             copies=CopyTable.of(plan),
             native_path=native_path,
             native_use=NativeUse(),
-            moves_simply=moves_simply,
+            acts_natively=acts_natively,
             has_graphs=has_graphs,
         )
 
@@ -219,27 +220,32 @@ def _as_many(sizes: re.Match[str]) -> str:
     return f"[{len(sizes[1].split(',')) if sizes[1] else 0} sizes]"
 
 
-def _plan_simple_moves(
+def _plan_native_actions(
     native_path: Any, plan: Plan, actions: dict[int, list[Action]], anchor_of: dict[int, int]
 ) -> bool:
-    """Tell the native path of the slots at which values are copied and come back, and nothing else happens.
+    """Tell the native path what happens at each slot, and to which values nothing happens but that they are copied and
+    come back, or are made again.
 
     Returns whether there are such values.
     """
     schedule = plan.schedule
     emptied = {action.target for action in schedule.actions if action.kind in ("empty", "refill")}
-    simple = set(schedule.swapped) - set(schedule.recomputed) - set(schedule.sources) - emptied
+    copied = set(schedule.swapped) - set(schedule.recomputed) - emptied
+    made_again = set(schedule.recomputed) - set(schedule.swapped) - emptied
     room_bytes = {decision.value: decision.size_bytes for decision in plan.choices}
     offsets = dict(schedule.host_offsets)
     moves = [
-        (slot, _SIMPLE_MOVES.index(action.kind), action.target)
+        (slot, _native_number(action), action.target, action.outputs, action.in_place)
         for slot, listed in actions.items()
-        if all(action.kind in _SIMPLE_MOVES and action.target in simple for action in listed)
         for action in listed
     ]
-    rooms = [(value, offsets[value], room_bytes[value]) for value in sorted(simple)]
-    native_path.plan(plan.first_slot, rooms, moves, list(anchor_of.items()))
-    return bool(simple)
+    rooms = [(value, offsets[value], room_bytes[value]) for value in sorted(copied)]
+    native_path.plan(plan.first_slot, rooms, sorted(made_again), moves, list(anchor_of.items()))
+    return bool(copied or made_again)
+
+
+def _native_number(action: Action) -> int:
+    return _NATIVE_ACTIONS.index(action.kind) if action.kind in _NATIVE_ACTIONS else len(_NATIVE_ACTIONS)
 
 
 @dataclass(frozen=True, slots=True)

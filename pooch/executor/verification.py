@@ -124,9 +124,12 @@ class _Proof:
 
 
 @dataclass(slots=True)
-class _Counts:
+class Counts:
+    """How many comparisons there were. The native watch counts those that it makes, under the interpreter's lock."""
+
     compared: int = 0
     sampled: int = 0
+    sampled_natively: int = 0
     compared_bytes: int = 0
     differences: deque[Difference] = field(default_factory=lambda: deque(maxlen=_MOST_DIFFERENCES))
 
@@ -151,7 +154,7 @@ class Verification:
         self._recipes = 0  # in all contexts
         self._numbers = itertools.count()
         self._banned: RecentlyUsed[Hashable, Difference] = RecentlyUsed(_MOST_RECIPES)
-        self._counts = _Counts()
+        self.counts = Counts()
         self._new: list[Hashable] = []
         self._step = 0
         self._lock = threading.Lock()
@@ -277,6 +280,10 @@ class Verification:
             return Level.WHOLE
         return Level.SAMPLE if device_type == "cpu" else Level.NONE
 
+    def sampled(self, keys: Iterable[Hashable]) -> set[Hashable]:
+        """Return those of some recipes of which no more than a sample is compared in this step, on a CPU."""
+        return set() if self.verify == "always" else self.settled(keys)
+
     def settled(self, keys: Iterable[Hashable]) -> set[Hashable]:
         """Return those of some recipes of which no copy is looked at in this step: asked for many, it takes little."""
         settled = {key for key in keys if key not in self._banned}
@@ -304,10 +311,10 @@ class Verification:
         """Note that a replay gave what was there."""
         with self._lock:
             if witness.level == Level.SAMPLE:
-                self._counts.sampled += 1
+                self.counts.sampled += 1
                 return
-            self._counts.compared += 1
-            self._counts.compared_bytes += size_bytes
+            self.counts.compared += 1
+            self.counts.compared_bytes += size_bytes
             proof = self._proofs.get(witness.key)
             if proof is not None:
                 proof.was_compared = True
@@ -334,7 +341,7 @@ class Verification:
             known = self._banned.get(witness.key) or difference
             if known is difference:
                 self._banned.put(witness.key, difference)
-                self._counts.differences.append(difference)
+                self.counts.differences.append(difference)
                 self._new.append(witness.key)
         if known is difference:
             fate = "its copy was used, and" if difference.was_survived else "there was no copy, and"
@@ -349,12 +356,12 @@ class Verification:
         """What was verified so far."""
         with self._lock:
             proofs = [proof for context in self._contexts.values() for proof in context.values() if proof.was_compared]
-            counts = self._counts
+            counts = self.counts
             return Verified(
                 recipes=len(proofs),
                 proven=sum(proof.matches >= proof.needed for proof in proofs),
                 compared=counts.compared,
-                sampled=counts.sampled,
+                sampled=counts.sampled + counts.sampled_natively,
                 compared_bytes=counts.compared_bytes,
                 differences=tuple(counts.differences),
             )

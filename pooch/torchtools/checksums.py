@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import numpy
 import torch
@@ -57,6 +58,17 @@ def sample_checksum(storage: torch.UntypedStorage) -> int:
 def checksum_of(storage: torch.UntypedStorage, is_sample: bool) -> int:
     """Returns `sample_checksum` or `checksum` of a storage."""
     return sample_checksum(storage) if is_sample else checksum(storage)
+
+
+def checksum_with(sample: Callable[[torch.UntypedStorage], int], storage: torch.UntypedStorage, is_sample: bool) -> int:
+    """Returns the same with another checksum of samples, which is compared with others of its kind alone.
+
+    Args:
+        sample: returns the checksum of a sample.
+        storage: the storage.
+        is_sample: whether a sample is enough.
+    """
+    return sample(storage) if is_sample else checksum(storage)
 
 
 def _reduced(storage: torch.UntypedStorage) -> int:

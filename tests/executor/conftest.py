@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from pooch.executor import mode
+from pooch.executor.planned_values import PlannedValues
+from pooch.executor.step import Step
 from pooch.torchtools import watch
 from tests.executor.native_mutations import SOURCES_VARIABLE, built_from
 
@@ -44,3 +48,23 @@ def one_thread() -> Iterator[None]:
 def decide_on_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny activations are decided on too."""
     monkeypatch.setattr("pooch.profiler.assembly.SMALLEST_ACTIVATION_BYTES", 1)
+
+
+@pytest.fixture
+def in_python(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts what is done in Python to values that a plan moves."""
+    counted: Counter[str] = Counter()
+
+    def count(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            counted[name] += 1
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, counting)
+
+    for name in ("copy_out", "free", "copy_in", "wait", "replay", "put", "drop", "hold", "released"):
+        count(PlannedValues, name)
+    count(Step, "read")
+    return counted

@@ -3,9 +3,9 @@
 python -m tests.executor.fuzz_native_watch [--first SEED] [--count N] [--budget-s SECONDS]
 
 Each seed is a program of random ops: in place, on views, with `out=`, on lists, sparse, quantized, complex, on the meta
-device, of subclasses, without elements. It is profiled, planned with random decisions and trained: three steps on the
-path, one in which an op is another one, and one more on the path. A seed says the same each time. Exit codes: 0 nothing
-was found; 1 something was.
+device, of subclasses, without elements. It is profiled, planned with random decisions and trained: on the path until
+the native watch replays by itself, in one step in which an op is another one, and on the path again. A seed says the
+same each time. Exit codes: 0 nothing was found; 1 something was.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from pooch.errors import PoochError
 from pooch.executor import apply_plan, mode
+from pooch.executor.verification import PROOFS
 from pooch.ir import Choice, Plan
 from tests.executor.support import all_of, is_same, quick_profile, region_of, tight_plan
 
 SIZE = 8
+SETTLING_STEPS = PROOFS + 2  # what ops look like is learnt in the first one, and what replays give is proven
 NO_COPY = (
     "the backward pass needs value"  # what is said off the path, of what was written over, where no copy stands by
 )
@@ -308,7 +310,7 @@ def faults(seed: int) -> list[str]:
     for kind in ("native", "mode"):
         found[kind] = []
         with watched_by(kind), apply_plan(plan, model, verify=verify) as run:  # type: ignore[arg-type]
-            for number, other_at in enumerate([-1, -1, -1, model.drawn_at, -1]):
+            for number, other_at in enumerate([*[-1] * SETTLING_STEPS, -1, model.drawn_at, -1, -1]):
                 model.other_at = other_at
                 got, expected = outcome(model, rows, run), plain if other_at < 0 else others
                 if other_at >= 0 and verify == "off" and isinstance(got, str) and NO_COPY in got:
@@ -318,6 +320,8 @@ def faults(seed: int) -> list[str]:
                     found[kind].append(f"step {number + 1}: {what} in place of {_short(expected)}")
                 elif other_at < 0 and run.stats.mismatches and not (number == 0 and model.has_ops_of_subclasses):
                     found[kind].append(f"step {number + 1}: it left the path")
+            if run.verified.differences:
+                found[kind].append(f"replays gave other bits: {run.verified}")
     return [f"{kind}: {each}" for kind, texts in found.items() for each in texts]
 
 

@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 LIMIT_S = 400  # of one mutation; what hangs is noticed too
 TESTS = (
     "native_calls",
+    "native_replays",
     "native_watch_parts",
     "native_watch",
     "in_place",
@@ -138,9 +139,9 @@ SAVING = (
     Mutation("a kept tensor stays beside its handle", "saved.h", "  const at::Tensor given_up = std::exchange(kept_of(self)->tensor, at::Tensor());\n", ""),
     Mutation("which tensor was saved is not known", "handle.h", "if (!node || node->sequence_nr() + 1 == at::sequence_number::peek()) return {};", "return {};"),
     Mutation("an op's own result is taken for any tensor", "handle.h", "if (!node || node->sequence_nr() + 1 == at::sequence_number::peek()) return {};", "if (!node) return {};"),
-    Mutation("data that was assigned is not looked at", "saved.h", "if (asked_for != state->serial || state->is_reassigned)", "if (asked_for != state->serial)"),
+    Mutation("data that was assigned is not looked at", "saved.h", "  if (state->is_reassigned) return in_python();\n", ""),
     Mutation("what is due at a read is not done", "saved.h", "(state->on_path && Path::holds(state->path->anchored, kept->number))", "false"),
-    Mutation("the first read is not told", "saved.h", "if (asked_for != state->serial || state->is_reassigned)", "if (state->is_reassigned)"),
+    Mutation("the first read is not told", "saved.h", "  if (asked_for != state->serial) {\n", "  if (false) {\n"),
     Mutation("a step is taken for another one", "region.h", "state->serial = ++serials;", "state->serial = 1;"),
     Mutation("how long a step takes is not told", "saved.h", "return elapsed_ms && PyObject_SetAttr(hooks->stats, step_ms, elapsed_ms.get()) == 0;", "return elapsed_ms && step_ms != nullptr;"),
 )  # fmt: skip
@@ -161,7 +162,7 @@ SETTINGS = (
     Mutation("calls do not know autocast of the CPU", "settings.h", "cast_to(at::kCPU),", "0,"),
     Mutation("a thread has the settings that it had first", "settings.h", "if (last != nullptr && last->stamp == stamp) return last;", "if (last != nullptr) return last;"),
     Mutation("all settings are those that were known first", "settings.h", "      if (each->stamp == stamp) return last = each;", "      return last = each;"),
-    Mutation("a replay runs under the settings of now", "recipe.h", "PyBool_FromLong(recipe_of(self).settings->stamp == stamp_now())", "PyBool_FromLong(1)"),
+    Mutation("a replay runs under the settings of now", "recipe.h", "  return recipe.settings->stamp == stamp_now();\n", "  return true;\n"),
     Mutation("a replay runs under the gradient mode of now", "recipe.h", "  const at::AutoGradMode gradients(recipe.has_gradients);\n", ""),
 )  # fmt: skip
 
@@ -240,15 +241,15 @@ HANDLES = (
 MOVES = (
     Mutation("values move though another thread has the lock", "moves.h", "  if (taken.get() != Py_True) return Outcome::IN_PYTHON;\n", ""),
     Mutation("the lock is never given back", "moves.h", "  Reference none(PyObject_CallNoArgs(moves.part(RELEASE)));\n  if (none && queued", "  Reference none = Reference::to(Py_None);\n  if (none && queued"),
-    Mutation("actions of a slot are not known to have begun", "moves.h", "  if (PySet_Add(moves.part(ACTED), slot) < 0) return false;\n", ""),
-    Mutation("what is due at the read of what moves is not done", "moves.h", "  if (found == moves.path().anchor_of.end()) return Outcome::DONE;", "  return Outcome::DONE;"),
-    Mutation("what is larger than its room moves", "moves.h", "  if (storage && static_cast<int64_t>(storage.nbytes()) > room.size_bytes) return 0;\n", ""),
-    Mutation("what is to be looked at moves unseen", "moves.h", "  return is_looked < 0 ? -1 : is_looked == 0;", "  return is_looked < 0 ? -1 : 1;"),
-    Mutation("what the program has the address of moves unseen", "moves.h", "  if (moves.fields.is_true(value, Fields::HANDED_OUT)) return 1;\n", ""),
+    Mutation("actions of a slot are not known to have begun", "acting.h", "  if (PySet_Add(moves.part(ACTED), slot) < 0) return false;\n", ""),
+    Mutation("what is due at the read of what moves is not done", "acting.h", "  if (found == moves.path().anchor_of.end()) return Outcome::DONE;", "  return Outcome::DONE;"),
+    Mutation("what is larger than its room moves", "acting.h", "  if (storage && static_cast<int64_t>(storage.nbytes()) > room.size_bytes) return 0;\n", ""),
+    Mutation("what is to be looked at moves unseen", "acting.h", "  return is_looked < 0 ? -1 : is_looked == 0;", "  return is_looked < 0 ? -1 : 1;"),
+    Mutation("what the program has the address of moves unseen", "acting.h", "  if (moves.fields.is_true(value, Fields::HANDED_OUT)) return 1;\n", ""),
     Mutation("a value is not taken over where it is copied", "moves.h", "  if (!has_taken_made(moves, value, number)) return Outcome::FAILED;\n  if (fields.is_none(value, Fields::STORAGE)) return", "  if (fields.is_none(value, Fields::STORAGE)) return"),
     Mutation("a copy that has failed counts as made", "moves.h", "  has_failed = error.get() != Py_None;", "  has_failed = false;"),
     Mutation("bytes that were copied stay", "moves.h", "  if (can_go) fields.set_none(value, Fields::STORAGE);\n", "  static_cast<void>(can_go);\n"),
-    Mutation("what replays will read ends with autograd's last handle", "moves.h", "    const int is_kept = has_number(moves.part(TO_DROP), number);", "    const int is_kept = 0;"),
+    Mutation("what replays will read ends with autograd's last handle", "acting.h", "(*moves.state)->on_path ? has_number(moves.part(TO_DROP), number) : 0;", "0;"),
     Mutation("values come back from other room", "moves.h", 'wrapped.get(), moves.path().rooms.at(number).offset_bytes);', 'wrapped.get(), 0);'),
     Mutation("what comes back is not counted", "moves.h", "return has_counted(moves, SWAPPED_IN, Reference::to(fields.get(value, Fields::SIZE_BYTES))) ?", "return method != nullptr ?"),
     Mutation("copies that have ended are never forgotten", "moves.h", 'if (is_to_look && !has_called(arena, "forget_ended")) return Reference();', "static_cast<void>(is_to_look);"),
@@ -256,14 +257,32 @@ MOVES = (
     Mutation("nothing is learned of copies", "moves.h", "  if (!timed.is_due()) return true;\n", "  if (!timed.is_due() || true) return true;\n"),
     Mutation("times of copies are learned of twice", "moves.h", "std::exchange(timed, Timed{0, timed.learned + timed.copies, 0, 0});", "Timed(timed);"),
     Mutation("copies back are taken for copies out", "moves.h", "Timed& timed = moves.timed[is_outwards];", "Timed& timed = moves.timed[1];"),
-    Mutation("values move while memory does", "moves.h", "  if (is_attribute_true(moves.part(MOVING), depth)) return PyErr_Occurred() ? -1 : 0;\n", "  static_cast<void>(depth);\n"),
-    Mutation("moves have no names for a profiler", "moves.h", "  if (is_attribute_true(moves.part(PROFILER), is_profiled)) return PyErr_Occurred() ? -1 : 0;\n", "  static_cast<void>(is_profiled);\n"),
-    Mutation("a value that has not come back is read", "moves.h", "if (fields.is_none(value, Fields::STORAGE) || !fields.is_none(value, Fields::TICKET)) return Outcome::IN_PYTHON;", "if (fields.is_none(value, Fields::STORAGE)) return Outcome::IN_PYTHON;"),
-    Mutation("what the program still holds is read as it was copied", "moves.h", "    fields.set(value, Fields::STORAGE, Reference::to(in_program.get()));\n", "    static_cast<void>(value);\n"),
-    Mutation("the end of a handle on what moves is not counted", "moves.h", "  fields.set(value, Fields::HANDLES, std::move(left));\n", ""),
-    Mutation("the last handle does not let go of bytes", "moves.h", "    fields.set_none(value, Fields::STORAGE);\n  }\n  return Outcome::DONE;\n}\n\n}", "  }\n  return Outcome::DONE;\n}\n\n}"),
+    Mutation("values move while memory does", "acting.h", "  if (is_attribute_true(moves.part(MOVING), depth)) return PyErr_Occurred() ? -1 : 0;\n", "  static_cast<void>(depth);\n"),
+    Mutation("moves have no names for a profiler", "acting.h", "  if (is_attribute_true(moves.part(PROFILER), is_profiled)) return PyErr_Occurred() ? -1 : 0;\n", "  static_cast<void>(is_profiled);\n"),
+    Mutation("a value that has not come back is read", "replays.h", "if (fields.is_none(value, Fields::STORAGE) || !fields.is_none(value, Fields::TICKET)) return Outcome::IN_PYTHON;", "if (fields.is_none(value, Fields::STORAGE)) return Outcome::IN_PYTHON;"),
+    Mutation("what the program still holds is read as it was copied", "replays.h", "    fields.set(value, Fields::STORAGE, Reference::to(in_program.get()));\n", "    static_cast<void>(value);\n"),
+    Mutation("the end of a handle on what moves is not counted", "acting.h", "  fields.set(value, Fields::HANDLES, std::move(left));\n", ""),
+    Mutation("the last handle does not let go of bytes", "acting.h", "  if (goes) let_go(moves, value, number);\n", "  static_cast<void>(goes);\n"),
     Mutation("changes of what moves are not told", "saved.h", "  if (handle->is_changed()) return nullptr;\n", ""),
     Mutation("what views hold is passed to Python", "kernel.h", "  if (are_plain && made.empty()) return;  // as `_unsafe_view`\n", ""),
+)  # fmt: skip
+
+MADE_AGAIN = (
+    Mutation("what a replay gave is not compared", "replays.h", "PyLong_AsUnsignedLongLong(moves.witnesses.get(witness, DIGEST)) == sample_of(storage);", "true;"),
+    Mutation("nothing is remembered of what is made again", "replays.h", "  if (is_sampled != Py_True || storage.nbytes() == 0) return Outcome::DONE;\n", "  return Outcome::DONE;\n"),
+    Mutation("a sample of a large storage is its beginning", "replays.h", "word < words; word += stride", "word < std::min(words, SAMPLED_WORDS); ++word"),
+    Mutation("the end of a small storage is not compared", "checksum.h", "start < size; start += STRIDE", "start + STRIDE <= size; start += STRIDE"),
+    Mutation("what the program has the address of is made again natively", "replays.h", "  const bool is_trusted = !fields", "  const bool is_trusted = true || !fields"),
+    Mutation("a replay writes into what others read", "replays.h", "      else each.storage = copied(each.storage);\n", ""),
+    Mutation("a native replay runs under the settings of now", "replays.h", "!recipe || !is_as_then(*recipe) ||", "!recipe ||"),
+    Mutation("replays are not counted", "replays.h", "  if (!has_counted(moves, RECOMPUTED, Reference(PyLong_FromLong(1)))) return Outcome::FAILED;\n", ""),
+    Mutation("comparisons are not counted", "replays.h", "    if (!moves.checks.has_added(moves.part(CHECKED), 0, Reference(PyLong_FromLong(1)))) return Outcome::FAILED;\n", ""),
+    Mutation("the last result of a replay is lost", "replays.h", "index < made.size(); ++index) {\n    const bool stays", "index + 1 < std::max<size_t>(made.size(), 2); ++index) {\n    const bool stays"),
+    Mutation("each result of a replay is taken for the first", "replays.h", "put(moves, writes[index], made[index])", "put(moves, writes[index], made[0])"),
+    Mutation("what replays have read stays", "replays.h", "  const c10::Storage held = (*moves.state)->sources->take(number);\n", ""),
+    Mutation("what a plan has dropped counts as read later", "replays.h", "  if (!index || PySet_Discard(moves.part(TO_DROP), index.get()) < 0) return Outcome::FAILED;\n", "  if (!index) return Outcome::FAILED;\n"),
+    Mutation("a slot goes on after its path was left", "acting.h", "    if (is_on_path.get() != Py_True) return Outcome::DONE;\n", ""),
+    Mutation("actions that only Python can run are left out", "acting.h", "    if (outcome == Outcome::DONE) continue;\n", "    if (outcome != Outcome::FAILED) continue;\n"),
 )  # fmt: skip
 
 # Noticed by `--tests homes`.
@@ -340,6 +359,7 @@ MUTATIONS = (
     *UNPLANNED,
     *HANDLES,
     *MOVES,
+    *MADE_AGAIN,
     *HOMES,
     *PARTS,
 )

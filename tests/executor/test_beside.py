@@ -181,14 +181,14 @@ def test_reads_on_another_stream_are_answered_on_the_steps_own(
     plain, _ = train(make(on(machine, Stream())), None, steps=1)
     job = make(on(machine, Stream()))
     _, plan = planned(job)
-    real, streams = PlanGuide._do, []
+    real, streams = PlanGuide.run, []
 
     def noted(actions: PlanGuide, action: Any) -> None:
         streams.append(machine.current)
         machine.current.work()
         real(actions, action)
 
-    monkeypatch.setattr(PlanGuide, "_do", noted)
+    monkeypatch.setattr(PlanGuide, "run", noted)
     side = Stream()
     with apply_plan(plan, job.model) as run:
         with run.step():

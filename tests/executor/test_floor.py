@@ -142,7 +142,7 @@ def test_a_backward_pass_that_takes_more_than_planned_stays_within_the_budget() 
 
 def test_a_plan_that_fails_in_the_middle_of_the_backward_pass_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows, plan = planned()
-    monkeypatch.setattr(native_watch, "native_moves", lambda *_: None)  # Python runs the actions
+    monkeypatch.setattr(native_watch, "native_actions", lambda *_: None)  # Python runs the actions
     with pooch.apply(plan, model, measure_every=0) as run:
         gradients(model, rows)
         with run.paused():
@@ -193,7 +193,7 @@ def test_a_plain_step_while_the_plan_pauses_asks_for_no_room(region: Region, mon
 @pytest.mark.parametrize("choice", ["swap", "recompute"])
 def test_whatever_a_plan_moves_leaves_at_any_time(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what it has yet to copy out, and what it has just made again."""
-    monkeypatch.setattr(native_watch, "native_moves", lambda *_: None)  # Python runs the actions
+    monkeypatch.setattr(native_watch, "native_actions", lambda *_: None)  # Python runs the actions
     model, rows, _ = planned()
     profile = quick_profile(lambda: model(rows), model)
     ids = [value.id for value in Dataflow(profile, "model").activations]

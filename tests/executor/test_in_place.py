@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pooch.api.measure.training import first_difference, train_steps
 from pooch.executor import apply_plan
+from pooch.executor.verification import PROOFS
 from pooch.ir import Choice, Region
 from pooch.workloads import Workload
 from tests.executor.support import all_of, is_same, quick_profile, region_of, tight_plan
@@ -180,8 +181,10 @@ def test_a_replay_writes_into_nothing_that_a_later_one_reads(other: bool, of_val
     model.other = other
     plain = gradient(model, rows)
     with apply_plan(tight_plan(profile, decisions, "model"), model, on_mismatch="error") as run:
-        assert is_same(plain, gradient(model, rows))
-        assert run.stats.recomputed_ops > 0
+        for _ in range(PROOFS + 3):  # by then the native watch replays by itself
+            assert is_same(plain, gradient(model, rows))
+            assert run.stats.recomputed_ops > 0
+        assert not run.verified.differences, "they would have been made up for"
 
 
 @pytest.mark.filterwarnings("ignore:the step left the planned path")
@@ -194,8 +197,11 @@ def test_what_is_made_again_late_is_made_of_contents_before_and_after_a_write(lo
     model.longer = longer
     plain = gradient(model, rows)
     with apply_plan(tight_plan(profile, all_of(profile, "recompute", "model"), "model"), model) as run:
-        assert is_same(plain, gradient(model, rows))
-        assert (run.stats.recomputed_ops > 0, run.stats.late_swaps > 0) == (True, longer)
+        for _ in range(PROOFS + 3):
+            assert is_same(plain, gradient(model, rows))
+            assert run.stats.recomputed_ops > 0
+            assert (run.stats.late_swaps > 0) == longer
+        assert not run.verified.differences
 
 
 class GatesInPlace(nn.Module):

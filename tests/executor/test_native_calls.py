@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pooch.errors import PlanMismatch, ReplayDiffers
-from pooch.executor import apply_plan, replay
+from pooch.executor import apply_plan, native_watch, replay
 from pooch.executor.mode import following
 from pooch.executor.native_watch import NativeWatch
 from pooch.executor.replay import replay_call
@@ -327,7 +327,10 @@ class Around(nn.Module):
 
 @contextmanager
 def replayed_natively(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The operators that are replayed from calls that were recorded natively."""
+    """The operators that Python replays from calls that were recorded natively, as where a profiler is on.
+
+    `test_native_replays.py` has the replays that are made natively as well.
+    """
     found: list[str] = []
     real = replay._replay_native
 
@@ -337,6 +340,7 @@ def replayed_natively(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     with monkeypatch.context() as patch:
         patch.setattr(replay, "_replay_native", noting)
+        patch.setattr(native_watch, "native_actions", lambda step: None)
         yield found
 
 

@@ -269,10 +269,8 @@ def test_what_is_due_before_an_op_is_done_before_one_in_place_that_stands_for_it
     slots = sorted({action.slot for action in plan.schedule.actions})
     assert added in slots
     guides: list[PlanGuide] = []
-    of_step = native_watch.native_moves
-    monkeypatch.setattr(
-        native_watch, "native_moves", lambda guide, *rest: guides.append(guide) or of_step(guide, *rest)
-    )
+    of_step = native_watch.native_actions
+    monkeypatch.setattr(native_watch, "native_actions", lambda step: guides.append(step.guide) or of_step(step))
     with apply_plan(plan, model) as run:
         for in_place in (False, False, True, False, True):
             model.in_place = in_place

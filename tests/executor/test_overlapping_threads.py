@@ -42,7 +42,7 @@ def test_a_read_of_a_kept_value_waits_for_the_actions_of_its_slot(monkeypatch: p
         )
         kept = torch.ones(2)
         begun, read, order = threading.Event(), threading.Event(), []
-        real = PlanGuide._do
+        real = PlanGuide.run
 
         def slowly(actions: PlanGuide, action: Any) -> None:
             begun.set()
@@ -56,7 +56,7 @@ def test_a_read_of_a_kept_value_waits_for_the_actions_of_its_slot(monkeypatch: p
             order.append("second read")
             read.set()
 
-        monkeypatch.setattr(PlanGuide, "_do", slowly)
+        monkeypatch.setattr(PlanGuide, "run", slowly)
         in_threads(lambda: step.unpack((kept, kept._version, value, id(kept))), second)
         assert "action" in order
         assert order[-1] == "second read"

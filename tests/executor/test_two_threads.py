@@ -94,7 +94,7 @@ def assert_same_heads(expected: list[dict[str, Tensor]], actual: list[dict[str, 
 @pytest.fixture
 def done_actions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, Any]]:
     """(step, action), as they were done; each lets the other threads go ahead, as ops do that give the GIL away."""
-    real, done, at_work = PlanGuide._do, [], set()
+    real, done, at_work = PlanGuide.run, [], set()
 
     def slowly(actions: PlanGuide, action: Any) -> None:
         assert id(actions) not in at_work, "two threads act on one step"
@@ -105,8 +105,8 @@ def done_actions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, Any]]:
         real(actions, action)
         at_work.discard(id(actions))
 
-    monkeypatch.setattr(PlanGuide, "_do", slowly)
-    monkeypatch.setattr(native_watch, "native_moves", lambda *_: None)  # Python runs the actions
+    monkeypatch.setattr(PlanGuide, "run", slowly)
+    monkeypatch.setattr(native_watch, "native_actions", lambda *_: None)  # Python runs the actions
     return done
 
 
@@ -139,15 +139,15 @@ def test_a_read_waits_for_actions_that_another_thread_has_begun(choice: str, mon
         handles = [packed for packed in packed_handles(step) if anchors.get(packed.value.number) == first]
         assert handles
         begun, done, read = threading.Event(), threading.Event(), []
-        real = PlanGuide._do
+        real = PlanGuide.run
 
         def slowly(actions: PlanGuide, action: Any) -> None:
             begun.set()
             done.wait(HEAD_START_S)  # whoever does not wait for us is done by then
             real(actions, action)
 
-        monkeypatch.setattr(PlanGuide, "_do", slowly)
-        monkeypatch.setattr(native_watch, "native_moves", lambda *_: None)  # Python runs the actions
+        monkeypatch.setattr(PlanGuide, "run", slowly)
+        monkeypatch.setattr(native_watch, "native_actions", lambda *_: None)  # Python runs the actions
 
         def second() -> None:
             assert begun.wait(PATIENCE_S)

@@ -164,7 +164,7 @@ def test_what_comes_as_an_allocation_asks_for_room_is_raised_once(event: str, pr
 def test_it_ends_a_backward_pass(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)])
     rows = torch.randn(256, 64)
-    monkeypatch.setattr(native_watch, "native_moves", lambda *_: None)  # Python ends the handles
+    monkeypatch.setattr(native_watch, "native_actions", lambda *_: None)  # Python ends the handles
 
     def step() -> torch.Tensor:
         loss = model(rows).square().mean()

@@ -1,5 +1,6 @@
 // Copies bytes and takes their checksum on the way.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -24,6 +25,16 @@ class Checksum {
       std::memcpy(to + whole, rest, size - whole);
     }
     lanes_ = lanes;
+    size_ += size;
+  }
+
+  // Takes `size` bytes into account, all parts but the last of which are such multiples too.
+  void read(const char* from, size_t size) {
+    for (size_t start = 0; start < size; start += STRIDE) {
+      char part[STRIDE] = {};
+      std::memcpy(part, from + start, std::min(STRIDE, size - start));
+      step(lanes_, part, part);
+    }
     size_ += size;
   }
 

@@ -30,10 +30,11 @@ from ..tensors import memory_address
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "watch.cpp"
 _NAMES = (
-    "python storages holding operators home parts settings recipe path region unplanned moves kernel handle saved",
-    "quiet calls frames objects",
+    "python storages holding operators home parts settings recipe path region unplanned moves replays acting kernel",
+    "handle saved quiet calls frames objects",
 )
-HEADERS = tuple(FOLDER / f"{name}.h" for name in " ".join(_NAMES).split())
+_COPIER = FOLDER.parent / "copier"  # has checksums of its own
+HEADERS = (*(FOLDER / f"{name}.h" for name in " ".join(_NAMES).split()), _COPIER / "checksum.h")
 VARIABLE = "POOCH_NATIVE_WATCH"  # "0": a dispatch mode watches
 # What autograd may hold in place of a tensor. The native handle is among them from loading on, as native hooks make it.
 HANDLES: set[type] = set()
@@ -56,7 +57,8 @@ def built_library() -> Path:
         BuildError: If there is no compiler, or it fails.
     """
     folder = Path(torch.__file__).parent
-    includes = [folder / "include", folder / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
+    of_pytorch = [folder / "include", folder / "include/torch/csrc/api/include"]
+    includes = [*of_pytorch, sysconfig.get_paths()["include"], _COPIER]
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     return native.built_library(
         f"watch-{torch.__version__}-{sys.implementation.cache_tag}",

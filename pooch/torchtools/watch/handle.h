@@ -1,6 +1,6 @@
 // What autograd holds in place of a tensor whose value may leave.
 #pragma once
-#include "moves.h"
+#include "acting.h"
 
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function.h>

@@ -4,7 +4,7 @@
 // their values, and nothing of it comes to Python unless something is due. All other ops are passed to Python before and
 // after they run. The op itself always runs here.
 #pragma once
-#include "moves.h"
+#include "acting.h"
 #include "parts.h"
 #include "unplanned.h"
 
@@ -136,6 +136,7 @@ inline void run_told(State& state, const Operator& facts, const c10::OperatorHan
   const int64_t position = state.position;
   std::shared_ptr<Recipe> recipe = is_alone ? to_replay(state, facts, handle, arguments) : nullptr;
   state.is_recorded = recipe != nullptr;
+  if (!recipe) state.recorded.leave_to_python(position);
   {
     Gil gil;
     static PyObject* const before = interned("before");

@@ -1,5 +1,6 @@
 // The moves of values that a plan copies and that nothing else is to be done about: what `executor.planned_values` does
 // with them, without Python. Both work on the same values, under the same lock, and either can go on where the other was.
+// `replays.h` has the replays, and `acting.h` what is done where.
 #pragma once
 #include "region.h"
 
@@ -31,6 +32,15 @@ enum Part : size_t {
   HELD_BACK,
   TO_DROP,        // numbers of values that replays will read, whether autograd still holds them or not
   LOOKED_AT,      // returns the numbers of the values that are looked at before they leave
+  SAMPLED,        // returns the numbers of those whose replays are looked at lightly, and whether they are at all
+  TAINTED,        // numbers of values that the program may have changed through an address, and what is made of them
+  WITNESS,        // the type of what a replay is compared with, and what such an object has: the level, the checksum,
+  SAMPLE,
+  CHECKSUM,
+  PLAN,           // and the number of the plan
+  CHECKED,        // counters of comparisons
+  ACT,            // runs one action of a slot in Python, and says whether the step is still on the path
+  PUT,            // takes what a replay gave for a value, and compares it
   LEARN,          // takes the times of copies into account
   END_COPY_OUT,   // ends a copy that has failed
   MOVING,         // has a depth where no copy may be under way in the calling thread
@@ -41,7 +51,8 @@ enum Part : size_t {
 inline const std::array<const char*, PARTS>& part_names() {
   static const std::array<const char*, PARTS> names{
       "planned", "lock", "acquire", "release", "end", "stats", "owner", "arena", "place", "health", "store",
-      "acted", "done", "ahead", "pending", "held_back", "to_drop", "looked_at", "learn", "end_copy_out", "moving", "profiler"};
+      "acted", "done", "ahead", "pending", "held_back", "to_drop", "looked_at", "sampled", "tainted", "witness", "sample",
+      "checksum", "plan", "checked", "act", "put", "learn", "end_copy_out", "moving", "profiler"};
   return names;
 }
 
@@ -116,11 +127,12 @@ struct Fields : Slots {
   }
 };
 
-// Those of room in the tier, of the lock of a step, of an arena, and the counters of a step.
+// Those of room in the tier, of the lock of a step, of an arena, of what a replay is compared with, and the counters of a step.
 enum PlaceField : size_t { PLACE_ARENA, PLACE_OFFSET, PLACE_HEALTH };
 enum LockField : size_t { DEPTH, QUEUE };
 enum ArenaField : size_t { ROOM, UNDER_WAY, NEXT_LOOK };
-enum Counter : size_t { SWAPPED_OUT, SWAPPED_IN, STALL, SPARED };
+enum WitnessField : size_t { RECIPE, LEVEL, CHECKSUM_OF, DIGEST, BYTES, COPY, COPYING };
+enum Counter : size_t { SWAPPED_OUT, SWAPPED_IN, STALL, SPARED, RECOMPUTED };
 
 // Times of copies in one direction of which Python has not learned yet. It learns of the first one at once, and of more and
 // more together: to be called takes longer than all else about a small copy.
@@ -145,8 +157,8 @@ struct Moves {
   std::shared_ptr<State>* state;
   std::array<PyObject*, PARTS> parts;
   Fields fields;
-  Slots places, locks, arenas, counters;
-  PyObject* looked_at;  // from `LOOKED_AT`, once it was asked
+  Slots places, locks, arenas, counters, witnesses, checks;
+  PyObject *looked_at, *sampled;  // from `LOOKED_AT` and `SAMPLED`, once they were asked
   std::array<Timed, 2> timed;  // copies back, and copies out
 
   PyObject* part(Part which) const { return parts[which]; }
@@ -178,19 +190,23 @@ inline PyObject* moves_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
       self->places.find(self->part(PLACE), {"arena", "offset_bytes", "health"}) &&
       self->locks.find(type_of(LOCK), {"_depth", "_queue"}) &&
       self->arenas.find(type_of(ARENA), {"_room", "_under_way", "_next_look"}) &&
-      self->counters.find(type_of(STATS), {"swapped_out_bytes", "swapped_in_bytes", "host_stall_ms", "spared_bytes"});
+      self->counters.find(type_of(STATS), {"swapped_out_bytes", "swapped_in_bytes", "host_stall_ms", "spared_bytes", "recomputed_ops"}) &&
+      self->witnesses.find(self->part(WITNESS), {"key", "level", "checksum", "digest", "storage", "place", "ticket"}) &&
+      self->checks.find(type_of(CHECKED), {"sampled_natively"});
   return are_found ? object.release() : nullptr;
 }
 
 inline int moves_traverse(PyObject* self, visitproc visit, void* arg) {
   for (PyObject* part : moves_of(self)->parts) Py_VISIT(part);
   Py_VISIT(moves_of(self)->looked_at);
+  Py_VISIT(moves_of(self)->sampled);
   return 0;
 }
 
 inline int moves_clear(PyObject* self) {
   for (PyObject*& part : moves_of(self)->parts) Py_CLEAR(part);
   Py_CLEAR(moves_of(self)->looked_at);
+  Py_CLEAR(moves_of(self)->sampled);
   return 0;
 }
 
@@ -442,119 +458,6 @@ inline Outcome wait(Moves& moves, PyObject* value) {
   return Outcome::DONE;
 }
 
-// Whether a value is looked at before its bytes are freed. -1: an error.
-inline int is_looked_at(Moves& moves, PyObject* value, int64_t number) {
-  if (moves.fields.is_true(value, Fields::HANDED_OUT)) return 1;
-  if (moves.looked_at == nullptr) {
-    moves.looked_at = PyObject_CallNoArgs(moves.part(LOOKED_AT));
-    if (moves.looked_at == nullptr) return -1;
-  }
-  return has_number(moves.looked_at, number);
-}
-
-// Whether a value is not looked at before or after it moves, and no more than was planned. -1: an error.
-inline int is_simple(Moves& moves, PyObject* value, const Move& move) {
-  const Fields& fields = moves.fields;
-  if (!fields.is_known(value) || !fields.is_none(value, Fields::WITNESS)) return 0;
-  if (fields.number(value, Fields::SAVED_AT) != 0) return 0;  // it may leave under pressure
-  const Room& room = moves.path().rooms.at(move.number);
-  if (move.kind == Move::COPY_IN && !fields.is_none(value, Fields::PLACE)) {
-    PyObject* const place = fields.get(value, Fields::PLACE);
-    if (!moves.places.is_known(place)) return 0;  // it has left otherwise
-    return moves.places.get(place, PLACE_ARENA) == moves.part(ARENA) &&
-        moves.places.number(place, PLACE_OFFSET) == room.offset_bytes;
-  }
-  if (move.kind != Move::COPY_OUT) return 1;
-  const bool is_here = !fields.is_none(value, Fields::STORAGE);
-  const c10::Storage storage = is_here ? storage_in(moves, value) : (*moves.state)->made->get(move.number);
-  if (storage && static_cast<int64_t>(storage.nbytes()) > room.size_bytes) return 0;
-  const int is_looked = is_looked_at(moves, value, move.number);
-  return is_looked < 0 ? -1 : is_looked == 0;
-}
-
-// Whether nothing is going on that only Python takes into account. -1: an error.
-inline int is_quiet(const Moves& moves) {
-  static PyObject *const is_profiled = interned("_is_profiler_enabled"), *const on_move = interned("on_move"),
-                  *const depth = interned("depth");
-  if (PyDict_GET_SIZE(moves.part(PENDING)) != 0 || PyDict_GET_SIZE(moves.part(HELD_BACK)) != 0) return 0;
-  if (is_attribute_true(moves.part(PROFILER), is_profiled)) return PyErr_Occurred() ? -1 : 0;
-  Reference told(PyObject_GetAttr(moves.part(STORE), on_move));
-  if (!told) return -1;
-  if (told.get() != Py_None) return 0;
-  if (is_attribute_true(moves.part(MOVING), depth)) return PyErr_Occurred() ? -1 : 0;
-  return 1;
-}
-
-// Notes that the actions of a slot begin.
-inline bool has_begun(const Moves& moves, PyObject* slot) {
-  PyObject* const ahead = moves.part(AHEAD);
-  if (PySet_Add(moves.part(ACTED), slot) < 0) return false;
-  for (Py_ssize_t count = PyList_GET_SIZE(ahead); count > 0; count = PyList_GET_SIZE(ahead)) {
-    const int is_acted = PySet_Contains(moves.part(ACTED), PyList_GET_ITEM(ahead, count - 1));
-    if (is_acted <= 0) return is_acted == 0;
-    if (PyList_SetSlice(ahead, count - 1, count, nullptr) < 0) return false;
-  }
-  return true;
-}
-
-// Runs the actions at the entry of a slot once. The caller holds the lock of the step.
-inline Outcome act_at(Moves& moves, int64_t number) {
-  const auto found = moves.path().moves.find(number);
-  if (found == moves.path().moves.end()) return Outcome::IN_PYTHON;
-  Reference slot(PyLong_FromLongLong(number));
-  const int is_acted = slot ? PySet_Contains(moves.part(ACTED), slot.get()) : -1;
-  if (is_acted != 0) return is_acted < 0 ? Outcome::FAILED : Outcome::DONE;
-  int is_known = is_quiet(moves);
-  c10::SmallVector<PyObject*, 8> values;
-  for (const Move& move : found->second) {
-    if (is_known == 1) values.push_back(value_at(moves, move.number));
-    if (is_known == 1) is_known = values.back() == nullptr ? -1 : is_simple(moves, values.back(), move);
-  }
-  if (is_known != 1) return is_known < 0 ? Outcome::FAILED : Outcome::IN_PYTHON;
-  if (!has_begun(moves, slot.get())) return Outcome::FAILED;
-  for (size_t index = 0; index < values.size(); ++index) {
-    const Move& move = found->second[index];
-    Outcome outcome = Outcome::DONE;
-    switch (move.kind) {
-      case Move::COPY_OUT: outcome = copy_out(moves, values[index], move.number); break;
-      case Move::FREE: outcome = free(moves, values[index]); break;
-      case Move::COPY_IN: outcome = copy_in(moves, values[index], move.number); break;
-      case Move::WAIT: outcome = wait(moves, values[index]); break;
-    }
-    if (outcome != Outcome::DONE) return outcome;
-  }
-  return PySet_Add(moves.part(DONE), slot.get()) < 0 ? Outcome::FAILED : Outcome::DONE;
-}
-
-// Runs what is due before the first read of a value. The caller holds the lock of the step.
-inline Outcome act_before_read(Moves& moves, int64_t value) {
-  const auto found = moves.path().anchor_of.find(value);
-  if (found == moves.path().anchor_of.end()) return Outcome::DONE;
-  const int is_done = has_number(moves.part(DONE), found->second);
-  if (is_done != 0) return is_done < 0 ? Outcome::FAILED : Outcome::DONE;
-  return act_at(moves, found->second);
-}
-
-// Whether all that a value does is to be copied and to come back, for autograd and perhaps for a replay.
-inline bool is_simply_moved(const Path& path, int64_t number) {
-  return Path::holds(path.simple, number);
-}
-
-// Prepares a value for a handle that autograd holds from now on.
-inline Outcome hold(const Moves& moves, PyObject* value, int64_t number, const at::Tensor& tensor) {
-  const Fields& fields = moves.fields;
-  if (!fields.is_known(value)) return Outcome::IN_PYTHON;
-  if (!has_taken_made(moves, value, number)) return Outcome::FAILED;
-  if (fields.is_none(value, Fields::STORAGE) && !fields.is_true(value, Fields::IS_COPIED) &&
-      !has_put(moves, value, storage_of(tensor)))
-    return Outcome::FAILED;
-  Reference storage(THPStorage_Wrap(storage_of(tensor)));
-  Reference in_program(storage ? PyWeakref_NewRef(storage.get(), nullptr) : nullptr);
-  if (!in_program) return Outcome::FAILED;
-  fields.set(value, Fields::IN_PROGRAM, std::move(in_program));
-  return Outcome::DONE;
-}
-
 // What a weak reference is to, or nothing.
 inline Reference there(PyObject* reference) {
   if (!PyWeakref_CheckRef(reference)) return Reference();
@@ -566,41 +469,6 @@ inline Reference there(PyObject* reference) {
   PyObject* found = PyWeakref_GetObject(reference);
   return found == nullptr || found == Py_None ? Reference() : Reference::to(found);
 #endif
-}
-
-// Finds the storage of a value that is read, as far as it is there.
-inline Outcome read(const Moves& moves, PyObject* value, c10::Storage& storage) {
-  const Fields& fields = moves.fields;
-  if (!fields.is_known(value) || fields.number(value, Fields::SAVED_AT) != 0) return Outcome::IN_PYTHON;
-  if (fields.is_none(value, Fields::STORAGE) || !fields.is_none(value, Fields::TICKET)) return Outcome::IN_PYTHON;
-  const Reference in_program = there(fields.get(value, Fields::IN_PROGRAM));  // plain training reads what is there
-  if (in_program && THPStorage_Unpack(in_program.get()).nbytes() != 0)
-    fields.set(value, Fields::STORAGE, Reference::to(in_program.get()));
-  storage = storage_in(moves, value);
-  return Outcome::DONE;
-}
-
-// Ends a handle on a value, and with the last one lets go of its bytes.
-inline Outcome end_handle(const Moves& moves, PyObject* value, int64_t number) {
-  const Fields& fields = moves.fields;
-  const long long handles = fields.is_known(value) ? fields.number(value, Fields::HANDLES) - 1 : -1;
-  const bool is_last = handles == 0;
-  if (handles < 0) return Outcome::IN_PYTHON;
-  if (is_last) {
-    const bool is_simple = fields.is_none(value, Fields::WITNESS) && fields.is_none(value, Fields::TICKET) &&
-        fields.number(value, Fields::SAVED_AT) == 0 && PyDict_GET_SIZE(moves.part(HELD_BACK)) == 0;
-    if (!is_simple) return Outcome::IN_PYTHON;
-    const int is_kept = has_number(moves.part(TO_DROP), number);
-    if (is_kept != 0) return is_kept < 0 ? Outcome::FAILED : Outcome::IN_PYTHON;
-  }
-  Reference left(PyLong_FromLongLong(handles));
-  if (!left) return Outcome::FAILED;
-  fields.set(value, Fields::HANDLES, std::move(left));
-  if (is_last) {
-    const c10::Storage made = (*moves.state)->made->take(number);
-    fields.set_none(value, Fields::STORAGE);
-  }
-  return Outcome::DONE;
 }
 
 }  // namespace watch

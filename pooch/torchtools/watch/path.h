@@ -30,10 +30,11 @@ struct Expected {
   std::atomic<const Recognised*> recognised{nullptr};
 };
 
-// What happens to a value at a slot.
+// What happens at a slot: something to a value, or a replay of the op of another slot. All else is done in Python.
 struct Move {
-  enum Kind { COPY_OUT, FREE, COPY_IN, WAIT } kind;
-  int64_t number;
+  enum Kind { COPY_OUT, FREE, COPY_IN, WAIT, REPLAY, DROP, OTHER } kind;
+  int64_t target;
+  std::vector<int64_t> outputs, in_place;  // of a replay: the values that stay, and those that it may overwrite
 };
 
 // Where a value is copied to, and how large it was planned to be.
@@ -54,9 +55,10 @@ class Path {
   // something is due.
   std::vector<bool> moved, swapped, sources, anchored;
 
-  // Of values that are copied and come back, and nothing else: which they are, their room, and what is done at slots of
-  // which they have all actions. `anchor_of`: with the first read of which value a slot begins.
-  std::vector<bool> simple;
+  // Of values that are copied and come back, or are made again, and nothing else: which they are, which of them are made
+  // again, and the room of the others. What is done at each slot. `anchor_of`: with the first read of which value a slot
+  // begins.
+  std::vector<bool> simple, recomputed;
   std::unordered_map<int64_t, Room> rooms;
   std::unordered_map<int64_t, std::vector<Move>> moves;
   std::unordered_map<int64_t, int64_t> anchor_of;
@@ -71,6 +73,17 @@ class Path {
 
   // Whether the plan moves a value, or replays read it.
   bool minds(int64_t number) const { return holds(moved, number) || holds(sources, number); }
+
+  // The position of the op that makes a value, or -1.
+  int64_t made_at(int64_t number) const {
+    const auto found = made_at_.find(number);
+    return found == made_at_.end() ? -1 : found->second;
+  }
+
+  void makes(size_t position, std::vector<int64_t> numbers) {
+    for (const int64_t number : numbers) made_at_[number] = static_cast<int64_t>(position);
+    ops_[position].writes = std::move(numbers);
+  }
 
   // Called under the interpreter's lock. Other threads may be reading.
   void learn(size_t position, const c10::FunctionSchema* schema, const std::vector<at::Tensor>& outputs) {
@@ -108,6 +121,7 @@ class Path {
   }
 
   std::vector<Expected> ops_;
+  std::unordered_map<int64_t, int64_t> made_at_;
 };
 
 // In Python: `Path(writes, due, replayed, awaited, moved, swapped, sources, anchored)`: a tuple of values and three flags
@@ -148,7 +162,9 @@ inline PyObject* path_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   auto path = std::make_shared<Path>(count);
   for (size_t position = 0; position < count; ++position) {
     Expected& op = path->at(position);
-    if (!numbers_in(PyTuple_GET_ITEM(writes, position), op.writes)) return nullptr;
+    std::vector<int64_t> numbers;
+    if (!numbers_in(PyTuple_GET_ITEM(writes, position), numbers)) return nullptr;
+    path->makes(position, std::move(numbers));
     op.is_due = PyBytes_AS_STRING(due)[position] != 0;
     op.is_replayed = PyBytes_AS_STRING(replayed)[position] != 0;
     op.is_awaited = PyBytes_AS_STRING(awaited)[position] != 0;
@@ -169,32 +185,33 @@ inline PyObject* path_learn_from(PyObject* self, PyObject* other) {
   Py_RETURN_NONE;
 }
 
-// `plan(first_slot, rooms, moves, anchors)`, before any step: rows of a value, its offset and its size; of a slot, a kind of
-// move by its number and a value; and of a value and its slot.
+// `plan(first_slot, rooms, recomputed, moves, anchors)`, before any step: rows of a value, its offset and its size; values;
+// rows of a slot, a kind of move by its number, its target, and two sequences of values; and of a value and its slot.
 inline PyObject* path_plan(PyObject* self, PyObject* arguments) {
   Path& path = **reinterpret_cast<PathObject*>(self)->path;
-  long long first_slot;
-  PyObject *rooms, *moves, *anchors;
-  if (!PyArg_ParseTuple(arguments, "LO!O!O!", &first_slot, &PyList_Type, &rooms, &PyList_Type, &moves, &PyList_Type, &anchors))
+  long long first_slot, number, first, second;
+  PyObject *rooms, *recomputed, *moves, *anchors, *outputs, *in_place;
+  if (!PyArg_ParseTuple(arguments, "LO!OO!O!", &first_slot, &PyList_Type, &rooms, &recomputed, &PyList_Type, &moves, &PyList_Type, &anchors))
     return nullptr;
   path.first_slot = first_slot;
-  Reference simple(PyList_New(0));
-  long long number, first, second;
+  Reference copied(PyList_New(0));
   for (Py_ssize_t row = 0; row < PyList_GET_SIZE(rooms); ++row) {
     if (!PyArg_ParseTuple(PyList_GET_ITEM(rooms, row), "LLL", &number, &first, &second)) return nullptr;
     path.rooms[number] = {first, second};
     Reference value(PyLong_FromLongLong(number));
-    if (!value || PyList_Append(simple.get(), value.get()) < 0) return nullptr;
+    if (!value || PyList_Append(copied.get(), value.get()) < 0) return nullptr;
   }
   for (Py_ssize_t row = 0; row < PyList_GET_SIZE(moves); ++row) {
-    if (!PyArg_ParseTuple(PyList_GET_ITEM(moves, row), "LLL", &number, &first, &second)) return nullptr;
-    path.moves[number].push_back({static_cast<Move::Kind>(first), second});
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(moves, row), "LLLOO", &number, &first, &second, &outputs, &in_place)) return nullptr;
+    Move& move = path.moves[number].emplace_back(Move{static_cast<Move::Kind>(first), second, {}, {}});
+    if (!numbers_in(outputs, move.outputs) || !numbers_in(in_place, move.in_place)) return nullptr;
   }
   for (Py_ssize_t row = 0; row < PyList_GET_SIZE(anchors); ++row) {
     if (!PyArg_ParseTuple(PyList_GET_ITEM(anchors, row), "LL", &number, &first)) return nullptr;
     path.anchor_of[number] = first;
   }
-  if (!set_of(simple.get(), path.simple)) return nullptr;
+  if (!set_of(copied.get(), path.simple) || !set_of(recomputed, path.simple) || !set_of(recomputed, path.recomputed))
+    return nullptr;
   Py_RETURN_NONE;
 }
 

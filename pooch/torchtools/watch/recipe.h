@@ -72,6 +72,13 @@ struct Recipe {
 
 constexpr size_t MOST_PRESERVED_BYTES = 16 << 20;  // of a storage from outside that is copied before an op changes it
 
+inline c10::Storage copied(const c10::Storage& storage) {
+  const at::AutoDispatchBelowAutograd below;
+  const c10::impl::ExcludeDispatchKeyGuard modes(c10::DispatchKeySet(c10::DispatchKey::Python));
+  const Geometry bytes{{static_cast<int64_t>(storage.nbytes())}, {1}, 0, caffe2::TypeMeta::Make<uint8_t>()};
+  return storage_of(bytes.on(storage).clone());
+}
+
 // The calls that have read storages from outside of the step.
 class Readers {
  public:
@@ -130,13 +137,6 @@ class Readers {
   }
 
  private:
-  static c10::Storage copied(const c10::Storage& storage) {
-    const at::AutoDispatchBelowAutograd below;
-    const c10::impl::ExcludeDispatchKeyGuard modes(c10::DispatchKeySet(c10::DispatchKey::Python));
-    const Geometry bytes{{static_cast<int64_t>(storage.nbytes())}, {1}, 0, caffe2::TypeMeta::Make<uint8_t>()};
-    return storage_of(bytes.on(storage).clone());
-  }
-
   std::mutex lock_;
   std::unordered_map<const c10::StorageImpl*, std::vector<std::pair<std::weak_ptr<Recipe>, size_t>>> by_storage_;
   std::atomic<size_t> count_{0};
@@ -295,8 +295,13 @@ inline PyObject* call_get_reads_outside(PyObject* self, void*) {
   }));
 }
 
+// Whether PyTorch's settings are what they were.
+inline bool is_as_then(const Recipe& recipe) {
+  return recipe.settings->stamp == stamp_now();
+}
+
 inline PyObject* call_get_is_as_then(PyObject* self, void*) {
-  return PyBool_FromLong(recipe_of(self).settings->stamp == stamp_now());
+  return PyBool_FromLong(is_as_then(recipe_of(self)));
 }
 
 inline bool has_no_memory(const at::Tensor& tensor) {
@@ -334,7 +339,15 @@ class Resolved {
   c10::SmallVector<std::pair<int64_t, c10::Storage>, 4> found_;
 };
 
-inline at::Tensor argument_again(const TensorArgument& argument, Resolved& resolved) {
+// Whether a call would not read what it has read outside of the step: `refuse` says why.
+inline bool is_refused(const Recipe& recipe) {
+  return std::any_of(recipe.tensors.begin(), recipe.tensors.end(), [](const TensorArgument& each) {
+    return each.origin == Origin::OUTSIDE && (has_moved(each) || has_no_memory(each.alias));
+  });
+}
+
+template <class Resolver>
+at::Tensor argument_again(const TensorArgument& argument, Resolver& resolved) {
   if (argument.origin == Origin::STEP) return argument.geometry.on(resolved.of(argument));
   if (argument.origin == Origin::SCRATCH)
     return at::zeros(argument.geometry.sizes, at::TensorOptions(argument.geometry.dtype).device(argument.device));
@@ -347,9 +360,9 @@ inline at::Tensor argument_again(const TensorArgument& argument, Resolved& resol
   return argument.alias;
 }
 
-// The arguments of a call as they were.
-inline Arguments arguments_again(const Recipe& recipe, PyObject* resolve) {
-  Resolved resolved(resolve);
+// The arguments of a call as they were. `resolved.of(argument)` returns the storage of one that the step has made.
+template <class Resolver>
+Arguments arguments_again(const Recipe& recipe, Resolver& resolved) {
   Arguments arguments = recipe.arguments;
   for (c10::IValue& argument : arguments)
     if (argument.isList() && !is_simple(argument)) argument = c10::IValue(argument.toList().copy());
@@ -370,11 +383,12 @@ inline void run_again(const Recipe& recipe, Stack& stack) {
   recipe.handle.callBoxed(stack);
 }
 
-// `replay(resolve)` runs the call again, and returns the storages of its new values.
-inline PyObject* call_replay(PyObject* self, PyObject* resolve) {
-  HANDLE_TH_ERRORS
-  const Recipe& recipe = recipe_of(self);
-  const Arguments arguments = arguments_again(recipe, resolve);
+using Storages = c10::SmallVector<c10::Storage, 4>;
+
+// Runs a call again, and returns the storages of its new values.
+template <class Resolver>
+Storages made_again(const Recipe& recipe, Resolver& resolved) {
+  const Arguments arguments = arguments_again(recipe, resolved);
   const Use use(arguments, recipe.facts->written, false);
   Stack stack(arguments.begin(), arguments.end());
   run_again(recipe, stack);
@@ -383,10 +397,20 @@ inline PyObject* call_replay(PyObject* self, PyObject* resolve) {
     each_tensor(result, [&](const at::Tensor& tensor) {
       if (is_plain(tensor)) outputs.push_back(&tensor);
     });
-  const auto made = made_by(*recipe.facts, arguments, outputs.data(), outputs.size());
+  Storages made;
+  for (const c10::Storage* storage : made_by(*recipe.facts, arguments, outputs.data(), outputs.size()))
+    made.push_back(*storage);
+  return made;
+}
+
+// `replay(resolve)` runs the call again, and returns the storages of its new values.
+inline PyObject* call_replay(PyObject* self, PyObject* resolve) {
+  HANDLE_TH_ERRORS
+  Resolved resolved(resolve);
+  const Storages made = made_again(recipe_of(self), resolved);
   Reference list = checked(PyList_New(static_cast<Py_ssize_t>(made.size())));
   for (size_t index = 0; index < made.size(); ++index)
-    PyList_SET_ITEM(list.get(), index, checked(THPStorage_Wrap(*made[index])).release());
+    PyList_SET_ITEM(list.get(), index, checked(THPStorage_Wrap(made[index])).release());
   return list.release();
   END_HANDLE_TH_ERRORS
 }

@@ -80,14 +80,34 @@ class Awaited {
   std::atomic<size_t> count_{0};
 };
 
-// Calls that were recorded and that Python has not taken yet, by their positions on the path.
+// Calls that were recorded, by their positions on the path: those that Python has not taken yet, and all of them.
 class Recorded {
  public:
   using Calls = std::vector<std::pair<int64_t, std::shared_ptr<Recipe>>>;
 
   void add(int64_t position, std::shared_ptr<Recipe> recipe) {
     std::lock_guard guard(lock_);
+    by_position_[position] = recipe;
     calls_.emplace_back(position, std::move(recipe));
+  }
+
+  // Python records the op that is next at a position.
+  void leave_to_python(int64_t position) {
+    std::lock_guard guard(lock_);
+    by_position_.erase(position);
+  }
+
+  // Some of them do not give what they gave any more, and Python knows which.
+  void give_up() {
+    std::lock_guard guard(lock_);
+    has_given_up_ = true;
+    by_position_.clear();
+  }
+
+  std::shared_ptr<const Recipe> of(int64_t position) {
+    std::lock_guard guard(lock_);
+    const auto found = by_position_.find(position);
+    return has_given_up_ || found == by_position_.end() ? nullptr : found->second;
   }
 
   Calls take() {
@@ -98,6 +118,8 @@ class Recorded {
  private:
   std::mutex lock_;
   Calls calls_;
+  ska::flat_hash_map<int64_t, std::shared_ptr<Recipe>> by_position_;
+  bool has_given_up_ = false;
 };
 
 // A call of a step without a plan.
@@ -453,6 +475,7 @@ inline PyObject* region_forget(PyObject* self, PyObject* values) {
   std::vector<int64_t> numbers;
   if (!numbers_in(values, numbers)) return nullptr;
   for (const int64_t number : numbers) state_of(self).made_here.forget(number);
+  state_of(self).recorded.give_up();
   Py_RETURN_NONE;
 }
 

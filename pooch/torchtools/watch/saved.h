@@ -182,7 +182,7 @@ inline bool can_be_dropped(const at::Tensor& tensor) {
 
 // Returns the handle on a value that simply moves; null, without an error, where Python is to make it.
 inline PyObject* packed_to_move(Hooks* hooks, int64_t number, PyObject* object) {
-  const Moves& moves = *hooks->moves;
+  Moves& moves = *hooks->moves;
   PyObject* const value = value_at(moves, number);
   if (value == nullptr) return nullptr;
   Handle* handle = nullptr;
@@ -270,15 +270,17 @@ inline PyObject* hooks_pack(PyObject* self, PyObject* object) {
 
 inline PyObject* hooks_unpack(PyObject* self, PyObject* packed) {
   HANDLE_TH_ERRORS
-  static PyObject* const unpack = interned("unpack");
+  static PyObject *const unpack = interned("unpack"), *const begin = interned("begin_reads");
   thread_local uint64_t asked_for = 0;  // the step for which this thread asks for room
   Hooks* hooks = hooks_of(self);
   const auto& state = *hooks->state;
-  const auto in_python = [&] {
+  const auto in_python = [&] { return PyObject_CallMethodOneArg(hooks->hooks, unpack, packed); };
+  if (asked_for != state->serial) {
+    Reference none(PyObject_CallMethodNoArgs(hooks->step, begin));
+    if (!none) return nullptr;
     asked_for = state->serial;
-    return PyObject_CallMethodOneArg(hooks->hooks, unpack, packed);
-  };
-  if (asked_for != state->serial || state->is_reassigned) return in_python();
+  }
+  if (state->is_reassigned) return in_python();
   if (Py_TYPE(packed) == handle_type() && handle_of(packed)->moves != nullptr && handle_of(packed)->moves == hooks->moves) {
     PyObject* tensor = state->on_path ? read_moved(hooks, handle_of(packed)) : nullptr;
     return tensor != nullptr || PyErr_Occurred() ? tensor : in_python();
