@@ -182,6 +182,28 @@ def test_what_is_held_for_replays_is_at_hand_but_nothing_leaves_because_of_it() 
     assert kitchen.ran == [3]
 
 
+class WritingKitchen(Kitchen):
+    """Runs calls by adding one to what they read, in its place."""
+
+    def replay(self, call: Call, resolve: object) -> list[ModelledStorage]:
+        (storage,) = [resolve(number, True) for number in call.reads]  # type: ignore[operator]
+        storage.contents += 1
+        return [storage]
+
+
+@pytest.mark.parametrize("holder", ["a plan", "autograd"])
+def test_an_op_in_place_writes_into_a_copy_of_what_others_read(holder: str) -> None:
+    device = Device()
+    there = device.storage(3)
+    saved = {} if holder == "a plan" else {2: Value(2, None, there)}
+    kitchen = WritingKitchen(device)
+    recipes = chain(kitchen, saved)
+    if holder == "a plan":
+        recipes.sources[2] = there
+    assert recipes.make_again(3).contents == 4
+    assert there.contents == 3
+
+
 @pytest.mark.parametrize("uncertain", [2, 3])
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_what_may_go_before_a_value_is_read_is_not_counted_on(uncertain: int, is_recorded: bool) -> None:

@@ -20,13 +20,7 @@ IN_PLACE = tuple(
     f"tests/executor/test_in_place.py::{name}"
     for name in ("test_it_raises_as_plain_training_does", "test_a_parameter_changed_before_the_replay_raises")
 )
-REPLAYED_IN_PLACE = tuple(
-    f"tests/executor/test_in_place.py::test_{name}"
-    for name in (
-        "a_replay_writes_into_nothing_that_a_later_one_reads",
-        "what_is_made_again_late_is_made_of_contents_before_and_after_a_write",
-    )
-)
+REPLAYED_IN_PLACE = ("tests/executor/test_in_place.py::test_a_replay_writes_into_nothing_that_a_later_one_reads",)
 LEFT = ("tests/executor/test_path.py::test_another_branch_or_shape[mode-long-swap]",)
 WRITTEN_OVER = ("tests/executor/test_path.py::test_a_replay_does_not_read_what_was_written_over",)
 TOO_LARGE = ("tests/executor/test_path.py::test_a_value_larger_than_its_room_in_the_tier_is_not_copied_there",)
@@ -573,7 +567,7 @@ ACTIONS = (
         "            return self._kitchen.copied(storage) if written else storage\n",
         "            return storage\n",
         "values are computed again from others",
-        REPLAYED_IN_PLACE,
+        ("tests/machine/test_values.py::test_an_op_in_place_writes_into_a_copy_of_what_others_read",),
     ),
     Mutation(
         "what autograd lets go of counts as not copied out",
@@ -695,14 +689,6 @@ REPLAYS = (
         "            restore(snapshot)",
         "the second replay of an op draws other numbers than the first",
         (f"{ORDERING[0]}::test_numbers_are_drawn_from_a_snapshot_as_often_as_a_replay_needs_them",),
-    ),
-    Mutation(
-        "a replay updates running statistics again",
-        "replay.py",
-        "        if is_scratch:\n",
-        "        if False:\n",
-        "running means move twice a step",
-        CONV,
     ),
     Mutation(
         "a replay reads a parameter that was changed since",
