@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..ground.errors import PlanMismatch
 from ..machine import CopySpeed, Level, Store, Value, Witness
 from ..machine.lock import StepLock
 from ..torchtools import watch
@@ -124,8 +125,23 @@ def native_actions(step: Step) -> Any:
 
 
 def _act_once(step: Callable[[], Step | None], slot: int, index: int) -> bool:
-    here = step()  # autograd must not hold the step by its moves
-    return here is not None and here.act_once(slot, index)
+    """Run one action of a slot, of which others are run natively, and return whether to go on with those after it.
+
+    Args:
+        step: Returns the step: autograd must not hold it by its moves.
+        slot: The slot.
+        index: The place of the action among those of the slot.
+    """
+    here = step()
+    if here is None or here.guide is None:
+        return False
+    try:
+        with torch._C._DisableTorchDispatch():
+            here.guide.run(here.guide.table.actions[slot][index])
+    except PlanMismatch as error:
+        here.cannot_act(error)
+        return False
+    return True
 
 
 def _learned(speed: CopySpeed, outwards: bool, copies: int, size_bytes: int, copy_ms: float) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..machine.own_time import OwnTime
 from ..torchtools import function_modes, watch
 from ..torchtools.effects import argument_keys, new_tensors, written_tensors
 from ..torchtools.operators import operator_facts
@@ -52,9 +53,24 @@ def native_saving(step: Step, calls: CompiledCalls | None = None) -> StepHooks:
         region: Any = step.cursor
         region.go_unplanned(step.replays, not step.replays, first_node, step.evictor.verification.number)
     moves = native_actions(step)
-    python = SavingHooks(step, step.evictor.own_time, are_quiet=step.empties)
+    python = _PythonHooks(step, step.evictor.own_time, are_quiet=step.empties)
     hooks = module.Hooks(python, step, step.cursor, step.stats, step.begin, moves)
     return StepHooks(hooks.pack, hooks.unpack, step.fell_silent, calls)
+
+
+class _PythonHooks(SavingHooks):
+    """What native hooks leave to Python."""
+
+    def __init__(self, step: Step, own_time: OwnTime, *, are_quiet: bool) -> None:
+        super().__init__(step, own_time, are_quiet=are_quiet)
+        self._step, self._own_time = step, own_time
+
+    def begin_reads(self) -> None:
+        """Note that a thread is about to read a saved tensor for the first time."""
+        with self._own_time, OWN_WORK, torch._C.DisableTorchFunction():
+            if self._step.on_read is not None:
+                self._step.tell_read()
+            self._step.evictor.hold()
 
 
 class NativeWatch(Watch):

@@ -115,20 +115,25 @@ class PlannedValues:
         if storage is not None and value.storage is None:
             _put_into(value, storage)
 
-    def protect(self, number: int | None, storage: torch.UntypedStorage) -> None:
+    def protect(self, number: int | None, storage: torch.UntypedStorage) -> bool:
         """Prepare for an op that writes over a value: finish its copy, and have it stay.
 
-        Later replays must not read the new contents, so the value is no longer held for them. What autograd has saved
-        of it stays from now on: its version counters tell whether it may still be read, and then the new contents are
-        what plain training reads, as after a write through `tensor.data`.
+        Later replays must not read the new contents. No op that is planned writes over what they will read, so the
+        step is leaving its path, and they get a copy. What autograd has saved of the value stays from now on: its
+        version counters tell whether it may still be read, and then the new contents are what plain training reads, as
+        after a write through `tensor.data`.
+
+        Returns whether that was all that is to be done about it.
         """
         if number is None:
-            return
+            return False
         with self.lock:
-            self.held.pop(number, None)
+            held = self.held.pop(number, None)
+            if held is not None and number in self.to_drop:
+                self.held[number] = copied_storage(held)
             value = self.planned.get(number)
             if value is None:
-                return
+                return number in self.lent and self._has_parted(self.lent[number].value, storage)
             self._take_made(value)
             if value.ticket is not None:
                 self.stats.host_stall_ms += value.ticket.wait()
@@ -137,6 +142,21 @@ class PlannedValues:
             else:
                 self.end_copy_out(value)
                 self._let_go(value)
+        return True
+
+    def _has_parted(self, value: Value, storage: torch.UntypedStorage) -> bool:
+        """Have a value that replays alone will read keep its contents, as the storage that it was in is written over.
+
+        Returns False if autograd has saved it too.
+        """
+        if value.handles > 1:
+            return False
+        if value.storage is not None and value.storage._cdata == storage._cdata:
+            value.is_busy = True  # the copy may need room
+            self.store.settle(value)
+            self.store.forget_copy(value)
+            value.storage, value.is_busy = copied_storage(storage), False
+        return True
 
     def _pin(self, value: Value, storage: torch.UntypedStorage) -> None:
         """Keep a value's storage, whose contents may change, until autograd has released it."""

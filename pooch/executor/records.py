@@ -90,17 +90,20 @@ class Hold:
     Args:
         value: The value.
         ended: Called with the value at the end of the hold.
+
+    Attributes:
+        value: The value.
     """
 
-    __slots__ = ("_ended", "_value")
+    __slots__ = ("_ended", "value")
 
     def __init__(self, value: Value, ended: Callable[[Value], None]) -> None:
         value.handles += 1
-        self._value, self._ended = value, ended
+        self.value, self._ended = value, ended
 
     def __del__(self) -> None:
         if hasattr(self, "_ended"):
-            self._ended(self._value)
+            self._ended(self.value)
 
 
 class Handle:

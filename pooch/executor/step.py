@@ -228,26 +228,10 @@ class Step(SavedTensors):
         try:
             guide.act(slot)
         except PlanMismatch as error:
-            self._cannot_act(error)
+            self.cannot_act(error)
 
-    def act_once(self, slot: int, index: int) -> bool:
-        """Run one action of a slot, of which the native watch runs the others, and return whether to go on.
-
-        Args:
-            slot: The slot.
-            index: The place of the action among those of the slot.
-        """
-        guide = self.guide
-        assert guide is not None
-        try:
-            with torch._C._DisableTorchDispatch():
-                guide.run(guide.table.actions[slot][index])
-        except PlanMismatch as error:
-            self._cannot_act(error)
-            return False
-        return True
-
-    def _cannot_act(self, error: PlanMismatch) -> None:
+    def cannot_act(self, error: PlanMismatch) -> None:
+        """Go on without the plan, as one of its actions cannot be run."""
         if self._on_mismatch == "error" or not self.evictor.budget_bytes:
             raise error
         self.mismatches.append(str(error))
@@ -449,8 +433,7 @@ class Step(SavedTensors):
         """
         guide = self.guide
         if guide is not None and number < FIRST_VALUE:
-            guide.values.protect(number, storage)
-            if number in guide.values.planned:
+            if guide.values.protect(number, storage):
                 return
             self._written_over.add(number)
         saved = self.owner.saved.pop(number, None)
@@ -533,18 +516,11 @@ class Step(SavedTensors):
         device = self.evictor.device
         return tensor.device.type == device.type and device.index in (None, tensor.device.index)
 
-    def begin_reads(self) -> None:
-        """Note that a thread is about to read for the first time. Native hooks call it."""
-        with self.evictor.own_time, OWN_WORK, torch._C.DisableTorchFunction():
-            if self.on_read is not None:
-                self._tell_read()
-            self.evictor.hold()
-
     def unpack_plain(self, packed: object) -> torch.Tensor:
         """Return the tensor that autograd reads, after the actions tied to its first read."""
         self.stats.host_step_ms = (time.perf_counter() - self.begin) * 1000
         if self.on_read is not None:
-            self._tell_read()
+            self.tell_read()
         if self.reassigned and (other := self.reassigned.instead_of(packed)) is not None:
             return other
         kind = type(packed)
@@ -612,7 +588,8 @@ class Step(SavedTensors):
         finally:
             value.is_busy = False
 
-    def _tell_read(self) -> None:
+    def tell_read(self) -> None:
+        """Tell of the first read of the step, unless that is done."""
         with self.lock:  # if two threads read first, only one reports it
             on_read, self.on_read = self.on_read, None
         if on_read is not None:

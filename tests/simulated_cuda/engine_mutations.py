@@ -16,13 +16,14 @@ _FIVE_STEPS = "tests/executor/test_gpu.py::test_five_steps_with_buffers_used_aga
 CONV = (f"{_FIVE_STEPS}[conv-False]",)
 UNET = (f"{_FIVE_STEPS}[unet-False]",)
 SAVED_AGAIN = ("tests/executor/test_saved_again.py",)
+_IN_PLACE = "tests/executor/test_in_place.py"
 IN_PLACE = tuple(
-    f"tests/executor/test_in_place.py::{name}"
+    f"{_IN_PLACE}::{name}"
     for name in ("test_it_raises_as_plain_training_does", "test_a_parameter_changed_before_the_replay_raises")
 )
-REPLAYED_IN_PLACE = ("tests/executor/test_in_place.py::test_a_replay_writes_into_nothing_that_a_later_one_reads",)
+REPLAYED_IN_PLACE = (f"{_IN_PLACE}::test_a_replay_writes_into_nothing_that_a_later_one_reads",)
 LEFT = ("tests/executor/test_path.py::test_another_branch_or_shape[mode-long-swap]",)
-WRITTEN_OVER = ("tests/executor/test_path.py::test_a_replay_does_not_read_what_was_written_over",)
+WRITTEN_OVER = (f"{_IN_PLACE}::test_what_a_step_off_its_path_writes_over_is_read_by_replays_as_it_was",)
 TOO_LARGE = ("tests/executor/test_path.py::test_a_value_larger_than_its_room_in_the_tier_is_not_copied_there",)
 LOOKS = tuple(f"tests/executor/test_long_skips.py::test_who_looks_finds_it[{name}]" for name in ("item", "slice"))
 _LONG_SKIPS = "tests/executor/test_long_skips.py"
@@ -507,9 +508,8 @@ ACTIONS = (
     Mutation(
         "a replay reads what was written over",
         "planned_values.py",
-        "            self.held.pop(number, None)\n"
-        "            value = self.planned.get(number)\n            if value is None:",
-        "            value = self.planned.get(number)\n            if value is None:",
+        "                self.held[number] = copied_storage(held)\n",
+        "                self.held[number] = held\n",
         "values are computed again from others",
         WRITTEN_OVER,
     ),
@@ -631,8 +631,8 @@ STEPS = (
     Mutation(
         "an op that writes over a value is not told of",
         "step.py",
-        "            guide.values.protect(number, storage)\n",
-        "            pass\n",
+        "            if guide.values.protect(number, storage):\n",
+        "            if number in guide.values.planned:\n",
         "gradients of other values than those that were saved",
         IN_PLACE,
     ),

@@ -276,7 +276,7 @@ inline PyObject* hooks_unpack(PyObject* self, PyObject* packed) {
   const auto& state = *hooks->state;
   const auto in_python = [&] { return PyObject_CallMethodOneArg(hooks->hooks, unpack, packed); };
   if (asked_for != state->serial) {
-    Reference none(PyObject_CallMethodNoArgs(hooks->step, begin));
+    Reference none(PyObject_CallMethodNoArgs(hooks->hooks, begin));
     if (!none) return nullptr;
     asked_for = state->serial;
   }
