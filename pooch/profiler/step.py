@@ -23,6 +23,7 @@ import torch
 
 from ..executor.compiled import FirstCall, RecordedGraphs
 from ..executor.evictor import Evictor
+from ..executor.memory import released
 from ..executor.records import pack_kept
 from ..executor.statistics import RunStats
 from ..executor.step import Step
@@ -124,12 +125,9 @@ class StepRecorder(ForwardRecorder):
 
     def note_releases(self) -> None:
         """Find values that the program has released since the last op."""
-        memory = self.online.evictor.memory
-        for value, saved in list(self._held.items()):
-            if not saved.handles:  # autograd has let go of it, the program need not have: the storage's end will tell
-                del self._held[value]
-            elif saved.storage is None or not memory.is_held_elsewhere(saved.storage):
-                del self._held[value]
+        for value in released(self._held):
+            saved = self._held.pop(value)
+            if saved.handles:  # else autograd has let go of it, the program need not have: the storage's end will tell
                 self.note_release(value)
 
     def graph_begins(self) -> None:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pooch.executor.memory import released
+from pooch.machine import Value
 from pooch.torchtools import watch
 from pooch.torchtools.tensors import storage_of
 
@@ -403,3 +405,32 @@ def test_a_forward_pass_without_a_backward_pass_leaves_nothing_behind() -> None:
     finally:
         gc.enable()
     assert saving.packed == []
+
+
+# What the program has released ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_values_that_autograd_or_the_program_has_let_go_of_are_found(
+    is_native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_native:
+        monkeypatch.setattr(watch.LIBRARY, "loaded", None)
+    held = torch.rand(4)
+    by_program, alone, away, ended = (Value(number) for number in range(4))
+    by_program.storage, alone.storage, ended.storage = storage_of(held), storage_of(torch.rand(4)), storage_of(held)
+    for value in (by_program, alone, away):
+        value.handles = 1
+    values = {each.number: each for each in (by_program, alone, away, ended)}
+    assert released(values) == [1, 2, 3]
+    del held
+    assert released(values) == [0, 1, 2, 3]
+    assert released({}) == []
+
+
+def test_what_is_no_dictionary_of_values_has_none_to_look_at() -> None:
+    module: Any = watch.LIBRARY.get()
+    with pytest.raises(TypeError, match="in a dictionary"):
+        module.released([])
+    with pytest.raises(AttributeError):
+        module.released({0: object()})

@@ -159,4 +159,21 @@ inline Outcome end_handle(const Moves& moves, PyObject* value, int64_t number) {
   return Outcome::DONE;
 }
 
+// `released(values)` returns the keys of those in a dictionary of values that autograd has let go of, or whose storages nothing
+// else holds. A step is recorded with a look at all of them before each op.
+inline PyObject* released(PyObject*, PyObject* values) {
+  static Fields fields;
+  if (!PyDict_Check(values)) return PyErr_Format(PyExc_TypeError, "values are given in a dictionary");
+  Reference found(PyList_New(0));
+  PyObject *key, *value;
+  Py_ssize_t position = 0;
+  while (found && PyDict_Next(values, &position, &key, &value)) {
+    if (!fields.is_known(value) && !fields.find(Py_TYPE(value))) return nullptr;
+    const bool is_held = fields.number(value, Fields::HANDLES) != 0 && !fields.is_none(value, Fields::STORAGE) &&
+        THPStorage_Unpack(fields.get(value, Fields::STORAGE)).use_count() > 1;
+    if (!is_held && PyList_Append(found.get(), key) < 0) return nullptr;
+  }
+  return found.release();
+}
+
 }  // namespace watch

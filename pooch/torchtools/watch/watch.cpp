@@ -51,6 +51,7 @@ PyObject* records_inputs(PyObject*, PyObject*) {
 
 PyMethodDef functions[] = {
     {"is_plain", is_plain, METH_O, nullptr},
+    {"released", watch::released, METH_O, nullptr},
     {"sample_checksum", watch::sample_checksum, METH_O, nullptr},
     {"use", use, METH_VARARGS, nullptr},
     {"is_ordinary", is_ordinary, METH_O, nullptr},
