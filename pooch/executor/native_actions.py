@@ -48,7 +48,6 @@ class ActionParts:
         acted: Slots whose actions have begun.
         done: Slots whose actions are done.
         ahead: Slots with replays that are still to come, the next one last.
-        pending: Values that leave as soon as the program has released them.
         held_back: Values that were copied, and that the program may still change.
         to_drop: Numbers of values that replays will read, whether autograd still holds them or not.
         looked_at: Returns the numbers of the values that are looked at before their bytes are freed. Asked once.
@@ -81,7 +80,6 @@ class ActionParts:
     acted: set[int]
     done: set[int]
     ahead: list[int]
-    pending: dict[int, Value]
     held_back: dict[int, Value]
     to_drop: set[int]
     looked_at: Callable[[], set[int]]
@@ -114,12 +112,11 @@ def native_actions(step: Step) -> Any:
     lock, store, leaving = values.lock, values.store, values.leaving
     parts = ActionParts(
         values.planned, lock, lock._lock.acquire, lock._lock.release, lock.end, values.stats, step.owner, arena,
-        FixedPlace, values.health, store, guide.acted, guide.done, guide.replays_ahead, leaving.pending,
-        values.held_back, values.to_drop, partial(leaving.looked_at, table.swapped),
-        partial(leaving.sampled, table.recomputed), leaving.tainted, Witness, Level.SAMPLE,
-        partial(checksum_with, module.sample_checksum), table.copies.number, leaving.verification.counts,
-        partial(_act_once, weakref.ref(step)), values.put, partial(_learned, store.speed), values.end_copy_out, MOVING,
-        torch.autograd.profiler,
+        FixedPlace, values.health, store, guide.acted, guide.done, guide.replays_ahead, values.held_back,
+        values.to_drop, partial(leaving.looked_at, table.swapped), partial(leaving.sampled, table.recomputed),
+        leaving.tainted, Witness, Level.SAMPLE, partial(checksum_with, module.sample_checksum), table.copies.number,
+        leaving.verification.counts, partial(_act_once, weakref.ref(step)), values.put,
+        partial(_learned, store.speed), values.end_copy_out, MOVING, torch.autograd.profiler,
     )  # fmt: skip
     return module.Moves(step.cursor, parts)
 

@@ -39,7 +39,6 @@ inline int is_simple(Moves& moves, PyObject* value, const Move& move) {
 inline int is_quiet(const Moves& moves) {
   static PyObject *const is_profiled = interned("_is_profiler_enabled"), *const on_move = interned("on_move"),
                   *const depth = interned("depth");
-  if (PyDict_GET_SIZE(moves.part(PENDING)) != 0 || PyDict_GET_SIZE(moves.part(HELD_BACK)) != 0) return 0;
   if (is_attribute_true(moves.part(PROFILER), is_profiled)) return PyErr_Occurred() ? -1 : 0;
   Reference told(PyObject_GetAttr(moves.part(STORE), on_move));
   if (!told) return -1;
@@ -147,7 +146,9 @@ inline Outcome end_handle(const Moves& moves, PyObject* value, int64_t number) {
   if (handles < 0) return Outcome::IN_PYTHON;
   bool goes = handles == 0;
   if (goes) {
-    if (fields.number(value, Fields::SAVED_AT) != 0 || !is_easily_let_go(moves, value)) return Outcome::IN_PYTHON;
+    if (fields.number(value, Fields::SAVED_AT) != 0) return Outcome::IN_PYTHON;
+    const int is_easy = is_easily_let_go(moves, value, number);
+    if (is_easy != 1) return is_easy < 0 ? Outcome::FAILED : Outcome::IN_PYTHON;
     const int is_read_later = (*moves.state)->on_path ? has_number(moves.part(TO_DROP), number) : 0;
     if (is_read_later < 0) return Outcome::FAILED;
     goes = is_read_later == 0;

@@ -28,8 +28,7 @@ enum Part : size_t {
   ACTED,          // slots whose actions have begun, and those in which they are done
   DONE,
   AHEAD,          // slots with replays that are still to come, the next one last
-  PENDING,        // values that wait for the program, in two dictionaries
-  HELD_BACK,
+  HELD_BACK,      // values that were copied, and that the program may still change
   TO_DROP,        // numbers of values that replays will read, whether autograd still holds them or not
   LOOKED_AT,      // returns the numbers of the values that are looked at before they leave
   SAMPLED,        // returns the numbers of those whose replays are looked at lightly, and whether they are at all
@@ -51,7 +50,7 @@ enum Part : size_t {
 inline const std::array<const char*, PARTS>& part_names() {
   static const std::array<const char*, PARTS> names{
       "planned", "lock", "acquire", "release", "end", "stats", "owner", "arena", "place", "health", "store",
-      "acted", "done", "ahead", "pending", "held_back", "to_drop", "looked_at", "sampled", "tainted", "witness", "sample",
+      "acted", "done", "ahead", "held_back", "to_drop", "looked_at", "sampled", "tainted", "witness", "sample",
       "checksum", "plan", "checked", "act", "put", "learn", "end_copy_out", "moving", "profiler"};
   return names;
 }

@@ -216,13 +216,16 @@ inline Outcome replay(Moves& moves, const Move& action) {
   return Outcome::DONE;
 }
 
-// Whether all that a value has can be let go of here.
-inline bool is_easily_let_go(const Moves& moves, PyObject* value) {
+// Whether all that a value has can be let go of here. -1: an error.
+inline int is_easily_let_go(const Moves& moves, PyObject* value, int64_t number) {
   const Fields& fields = moves.fields;
-  if (!fields.is_known(value) || !fields.is_none(value, Fields::TICKET) || PyDict_GET_SIZE(moves.part(HELD_BACK)) != 0)
-    return false;
+  if (!fields.is_known(value) || !fields.is_none(value, Fields::TICKET)) return 0;
   PyObject* const witness = fields.get(value, Fields::WITNESS);
-  return witness == Py_None || (moves.witnesses.is_known(witness) && moves.witnesses.is_none(witness, BYTES));
+  if (witness == Py_None) return 1;
+  if (!moves.witnesses.is_known(witness) || !moves.witnesses.is_none(witness, BYTES)) return 0;
+  Reference key(PyLong_FromLongLong(number));
+  const int is_held_back = key ? PyDict_Contains(moves.part(HELD_BACK), key.get()) : -1;
+  return is_held_back < 0 ? -1 : is_held_back == 0;
 }
 
 inline void let_go(const Moves& moves, PyObject* value, int64_t number) {
@@ -239,7 +242,8 @@ inline Outcome drop(Moves& moves, int64_t slot, int64_t number) {
   PyObject* const value = value_at(moves, number);
   if (value == nullptr && PyErr_Occurred()) return Outcome::FAILED;
   const bool goes = value != nullptr && moves.fields.is_known(value) && moves.fields.number(value, Fields::HANDLES) == 0;
-  if (goes && !is_easily_let_go(moves, value)) return Outcome::IN_PYTHON;
+  const int is_easy = goes ? is_easily_let_go(moves, value, number) : 1;
+  if (is_easy != 1) return is_easy < 0 ? Outcome::FAILED : Outcome::IN_PYTHON;
   Reference index(PyLong_FromLongLong(number));
   if (!index || PySet_Discard(moves.part(TO_DROP), index.get()) < 0) return Outcome::FAILED;
   const c10::Storage held = (*moves.state)->sources->take(number);
