@@ -152,10 +152,13 @@ class PlannedValues:
         if value.handles > 1:
             return False
         if value.storage is not None and value.storage._cdata == storage._cdata:
-            value.is_busy = True  # the copy may need room
             self.store.settle(value)
             self.store.forget_copy(value)
-            value.storage, value.is_busy = copied_storage(storage), False
+            value.is_busy = True  # the copy may need room
+            try:
+                value.storage = copied_storage(storage)
+            finally:
+                value.is_busy = False
         return True
 
     def _pin(self, value: Value, storage: torch.UntypedStorage) -> None:
