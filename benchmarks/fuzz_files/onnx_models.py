@@ -307,6 +307,16 @@ def _judge(random: Random, folder: Path) -> str:
 
 def _untouched(folder: Path) -> None:
     (folder / MODEL).write_bytes(_networks()[0])
+    _load_what_profiles_need()
+
+
+@cache
+def _load_what_profiles_need() -> None:
+    """Profile a step once, so that native code that it needs is built and loaded before a case is watched."""
+    with TemporaryDirectory(prefix="pooch-fuzz-") as folder:
+        path = Path(folder) / MODEL
+        path.write_bytes(_networks()[0])
+        command("profile", path, "--mode", "run", "--repeats", 1, "-o", Path(folder) / "profile.json")
 
 
 MODELS = Kind("onnx", _write, _judge, _untouched)
