@@ -263,7 +263,8 @@ MOVES = (
     Mutation("what the program still holds is read as it was copied", "replays.h", "    fields.set(value, Fields::STORAGE, Reference::to(in_program.get()));\n", "    static_cast<void>(value);\n"),
     Mutation("the end of a handle on what moves is not counted", "acting.h", "  fields.set(value, Fields::HANDLES, std::move(left));\n", ""),
     Mutation("the last handle does not let go of bytes", "acting.h", "  if (goes) let_go(moves, value, number);\n", "  static_cast<void>(goes);\n"),
-    Mutation("changes of what moves are not told", "saved.h", "  if (handle->is_changed()) return nullptr;\n", ""),
+    Mutation("what is emptied is read in Python", "saved.h", "const bool is_known = state->on_path && (handle->moves == nullptr || handle", "const bool is_known = state->on_path && (handle"),
+    Mutation("changes of what moves are not told", "saved.h", "handle->is_changed() || !has_told_thread", "!has_told_thread"),
     Mutation("what views hold is passed to Python", "kernel.h", "  if (are_plain && made.empty()) return;  // as `_unsafe_view`\n", ""),
 )  # fmt: skip
 

@@ -18,7 +18,7 @@ from pooch.executor import Run, apply_plan, native_watch
 from pooch.executor.plan_guide import PlanGuide
 from pooch.executor.verification import PROOFS
 from pooch.ground.errors import PlanMismatch, ReplayDiffers
-from pooch.ir import Action, Plan
+from pooch.ir import Action, Plan, Profile
 from pooch.torchtools import watch
 from pooch.torchtools.cpu_allocator.counting import CountingAllocator, counting_allocator
 from tests.executor.support import all_of, mixed, planned_replays, quick_profile, tight_plan
@@ -33,6 +33,10 @@ LARGE = 2**19  # elements: a sample of them is not all of them
 def _native() -> None:
     if watch.LIBRARY.get() is None:
         pytest.skip(f"no native watch: {watch.LIBRARY.why_not}")
+
+
+def _forgotten(shown: Tensor) -> None:
+    """Is shown what a net makes, and does not hold it."""
 
 
 def _nothing() -> None:
@@ -126,6 +130,10 @@ def plan_of(model: nn.Module, rows: Tensor, decide: Any = None) -> Plan:
     return tight_plan(profile, decisions, "model")
 
 
+def swapped(profile: Profile, region: Any) -> Any:
+    return all_of(profile, "swap", region)
+
+
 def replays_of_emptied(plan: Plan) -> list[Action]:
     """The replays that give what is emptied while the program holds it, which is left to Python."""
     emptied = {action.target for action in plan.schedule.actions if action.kind == "empty"}
@@ -167,6 +175,7 @@ def test_replays_have_the_bits_of_the_first_run_without_python(
             assert run.stats.mismatches == 0
             assert run.stats.recomputed_ops == planned_replays(plan) > 0
     assert in_python["replay"] == 3 * len(replays_of_emptied(plan))
+    assert in_python["read"] == 0
     assert not run.verified.differences
 
 
@@ -341,6 +350,71 @@ def bytes_held(model: nn.Module, rows: Tensor) -> list[int]:
     assert len(found) == len(nodes) - len(parameters) > 6  # nothing is accumulated
     assert max(found) > 2 * rows.nbytes
     return found
+
+
+class Holding(Net):
+    """The program holds what ops make, and reads it once more, while the plan has its bytes leave in between."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden, held = self.first(rows).tanh(), []
+        for _ in range(4):
+            held.append(hidden)
+            hidden = self.inside(self, hidden)
+        return torch.stack(held).square().mean() + hidden.exp().mean()
+
+
+@pytest.mark.parametrize("decide", [swapped, mixed], ids=["all of them", "some"])
+def test_what_is_emptied_while_the_program_holds_it_is_read_without_python(
+    decide: Any, rows: Tensor, in_python: Counter[str]
+) -> None:
+    torch.manual_seed(0)
+    model = Holding(chained)
+    expected, plan = trained(model, rows), plan_of(model, rows, decide)
+    emptied = {action.target for action in plan.schedule.actions if action.kind == "empty"}
+    assert emptied
+    with settled(model, rows, plan) as run:
+        in_python.clear()
+        for _ in range(3):
+            assert_alike(trained(model, rows), expected)
+            assert run.stats.mismatches == 0 < run.stats.emptied_bytes
+    assert in_python["read"] == 0
+    assert in_python["replay"] == 3 * len(replays_of_emptied(plan))
+    assert not run.verified.differences
+
+
+class Shown(Net):
+    """Shows what its ops in the middle make, which nobody has held while it was profiled."""
+
+    show: Callable[[Tensor], object]
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.inside(self, self.first(rows).tanh())
+        self.show(hidden)
+        return hidden.sin().exp().cos().square().mean()
+
+
+def test_what_was_copied_and_the_program_still_holds_is_read_as_it_is_there(
+    rows: Tensor, in_python: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = Shown(chained)
+    monkeypatch.setattr(model, "show", _forgotten, raising=False)
+
+    def changed_after_forward() -> list[Tensor]:
+        held: list[Tensor] = []
+        monkeypatch.setattr(model, "show", held.append)
+        model.zero_grad()
+        loss = model(rows)
+        held[0].data.mul_(2)  # as autograd does not notice, it reads what is there
+        loss.backward()
+        monkeypatch.setattr(model, "show", _forgotten)
+        return [each.grad.clone() for each in model.parameters() if each.grad is not None]
+
+    expected, plan = changed_after_forward(), plan_of(model, rows, swapped)
+    with settled(model, rows, plan):
+        in_python.clear()
+        assert_alike(changed_after_forward(), expected)
+    assert in_python["read"] == 0
 
 
 class TwoHeads(nn.Module):

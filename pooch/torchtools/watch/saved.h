@@ -206,16 +206,30 @@ inline bool has_noted_read(const Hooks* hooks) {
   return elapsed_ms && PyObject_SetAttr(hooks->stats, step_ms, elapsed_ms.get()) == 0;
 }
 
-// Returns the tensor of a handle on a value that simply moves; null, without an error, where Python is to read it.
-inline PyObject* read_moved(const Hooks* hooks, Handle* handle) {
+// Tells which thread reads.
+inline bool has_told_thread(const Moves& moves) {
   static PyObject* const thread = interned("thread");
-  Moves& moves = *hooks->moves;
-  if (handle->is_changed()) return nullptr;
   Reference here(PyLong_FromUnsignedLong(PyThread_get_thread_ident()));
-  if (!here || PyObject_SetAttr(moves.part(OWNER), thread, here.get()) < 0) return nullptr;
+  return here && PyObject_SetAttr(moves.part(OWNER), thread, here.get()) == 0;
+}
+
+// Returns the number of the value of a handle. -1 with an error.
+inline int64_t number_of(const Handle* handle) {
+  static PyObject* const name = interned("number");
+  if (handle->moves != nullptr) return handle->number;
+  Reference number(PyObject_GetAttr(handle->value, name));
+  return number ? PyLong_AsLongLong(number.get()) : -1;
+}
+
+// Returns the tensor of a handle, once all is done that is due before; null, without an error, where Python is to read it. On
+// its path a step has handles on values that the plan moves, and no others.
+inline PyObject* read_handle(const Hooks* hooks, const Handle* handle) {
+  Moves& moves = *hooks->moves;
+  const int64_t number = number_of(handle);
+  if (PyErr_Occurred() || handle->is_changed() || !has_told_thread(moves)) return nullptr;
   c10::Storage storage;
   const Outcome outcome = under_lock(moves, [&] {
-    const Outcome acted = act_before_read(moves, handle->number);
+    const Outcome acted = act_before_read(moves, number);
     return acted == Outcome::DONE ? read(moves, handle->value, storage) : acted;
   });
   if (outcome != Outcome::DONE || !has_noted_read(hooks)) return nullptr;
@@ -281,8 +295,10 @@ inline PyObject* hooks_unpack(PyObject* self, PyObject* packed) {
     asked_for = state->serial;
   }
   if (state->is_reassigned) return in_python();
-  if (Py_TYPE(packed) == handle_type() && handle_of(packed)->moves != nullptr && handle_of(packed)->moves == hooks->moves) {
-    PyObject* tensor = state->on_path ? read_moved(hooks, handle_of(packed)) : nullptr;
+  if (Py_TYPE(packed) == handle_type() && hooks->moves != nullptr) {
+    const Handle* handle = handle_of(packed);
+    const bool is_known = state->on_path && (handle->moves == nullptr || handle->moves == hooks->moves);
+    PyObject* tensor = is_known ? read_handle(hooks, handle) : nullptr;
     return tensor != nullptr || PyErr_Occurred() ? tensor : in_python();
   }
   if (Py_TYPE(packed) != kept_type()) return in_python();
