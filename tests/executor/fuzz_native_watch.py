@@ -1,6 +1,6 @@
 """Random steps under the native watch and under the dispatch mode, compared bit by bit with plain training.
 
-python -m tests.executor.fuzz_native_watch [--first SEED] [--count N] [--budget-s SECONDS] [--odd]
+python -m tests.executor.fuzz_native_watch [--first SEED] [--count N] [--budget-s SECONDS] [--odd] [--collect]
 
 Each seed is a program of random ops: in place, on views, with `out=`, on lists, sparse, quantized, complex, on the meta
 device, of subclasses, without elements; with `--odd`, most of them are chains on such tensors, which autograd saves.
@@ -347,11 +347,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=100, help="how many")
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin no more seeds after this time")
     parser.add_argument("--odd", action="store_true", help="run most ops on odd tensors")
+    parser.add_argument("--collect", action="store_true", help="collect garbage nearly wherever Python may do so")
     asked = parser.parse_args(arguments)
     begin_s, is_right, seed = time.perf_counter(), True, asked.first
     mock.patch("pooch.profiler.assembly.SMALLEST_ACTIVATION_BYTES", 1).start()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    if asked.collect:
+        gc.set_threshold(2, 300, 30)
     while seed < asked.first + asked.count and time.perf_counter() - begin_s < asked.budget_s:
         sys.stderr.write(f"\rseed {seed} ")  # where the process dies, this says of which
         for each in faults(seed, asked.odd):
