@@ -1,11 +1,12 @@
 """Random steps under the native watch and under the dispatch mode, compared bit by bit with plain training.
 
-python -m tests.executor.fuzz_native_watch [--first SEED] [--count N] [--budget-s SECONDS]
+python -m tests.executor.fuzz_native_watch [--first SEED] [--count N] [--budget-s SECONDS] [--odd] [--collect]
 
 Each seed is a program of random ops: in place, on views, with `out=`, on lists, sparse, quantized, complex, on the meta
-device, of subclasses, without elements. It is profiled, planned with random decisions and trained: on the path until
-the native watch replays by itself, in one step in which an op is another one, and on the path again. A seed says the
-same each time. Exit codes: 0 nothing was found; 1 something was.
+device, of subclasses, without elements; with `--odd`, most of them are chains on such tensors, which autograd saves.
+It is profiled, planned with random decisions and trained: on the path until the native watch replays by itself, in one
+step in which an op is another one, and on the path again. A seed says the same each time. Exit codes: 0 nothing was
+found; 1 something was.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from pooch.errors import PoochError, ReplayDiffers
 from pooch.executor import apply_plan, mode
 from pooch.executor.verification import PROOFS
 from pooch.ir import Choice, Plan
+from tests.executor import odd_tensors
+from tests.executor.odd_tensors import Seeing
 from tests.executor.support import all_of, is_same, quick_profile, region_of, tight_plan
 
 SIZE = 8
@@ -36,10 +39,6 @@ NO_COPY = (
     "the backward pass needs value"  # what is said off the path, of what was written over, where no copy stands by
 )
 Op = Callable[..., Tensor]
-
-
-class Seeing(Tensor):
-    """A subclass that sees functions alone."""
 
 
 def in_place(one: Tensor, other: Tensor) -> Tensor:
@@ -211,15 +210,17 @@ class Program(nn.Module):
 
     Args:
         seed: Says which.
+        is_odd: Whether most of them are chains on odd tensors.
 
     Attributes:
         other_at: Number of an op that is another one in this step, or -1.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, is_odd: bool = False) -> None:
         super().__init__()
         numbers = random.Random(seed)
         torch.manual_seed(seed)
+        self.is_odd = is_odd
         self.layers = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(3))
         count = numbers.randint(5, 22)
         self.ops = [self._drawn(numbers) for _ in range(count)]
@@ -234,16 +235,23 @@ class Program(nn.Module):
         a run shows that.
         """
         drawn = [*self.ops, self.other]
-        return any(OPS[kind] in (of_two_tensors, of_two_tensors_in_the_graph) for kind, _, _ in drawn)
+        return any(
+            op.kind.sees_ops
+            if isinstance(op, odd_tensors.Chain)
+            else op in (of_two_tensors, of_two_tensors_in_the_graph)
+            for op, _, _ in drawn
+        )
 
-    def _drawn(self, numbers: random.Random) -> tuple[int, int, int]:
-        return numbers.randrange(len(OPS)), numbers.randrange(100), numbers.randrange(100)
+    def _drawn(self, numbers: random.Random) -> tuple[Op, int, int]:
+        is_odd = self.is_odd and numbers.random() < 0.6
+        op = odd_tensors.drawn(numbers) if is_odd else OPS[numbers.randrange(len(OPS))]
+        return op, numbers.randrange(100), numbers.randrange(100)
 
     def forward(self, rows: Tensor) -> Tensor:
         pool = [self.layers[0](rows), self.layers[1](rows).tanh()]
         for at, drawn in enumerate(self.ops):
-            kind, one, other = self.other if at == self.other_at else drawn
-            made = OPS[kind](pool[one % len(pool)], pool[other % len(pool)])
+            op, one, other = self.other if at == self.other_at else drawn
+            made = op(pool[one % len(pool)], pool[other % len(pool)])
             if at in self.layer_at:
                 made = self.layers[self.layer_at[at]](made)
             pool.append(made.tanh() if at % 3 == 0 else made)
@@ -295,9 +303,9 @@ def watched_by(kind: str) -> Iterator[None]:
         yield
 
 
-def faults(seed: int) -> list[str]:
+def faults(seed: int, is_odd: bool = False) -> list[str]:
     """What is wrong with the steps of a seed. Nothing is said of programs that plain training refuses."""
-    model = Program(seed)
+    model = Program(seed, is_odd)
     rows = torch.rand(SIZE, SIZE)
     plain = outcome(model, rows)
     if isinstance(plain, str):
@@ -338,14 +346,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=100, help="how many")
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin no more seeds after this time")
+    parser.add_argument("--odd", action="store_true", help="run most ops on odd tensors")
+    parser.add_argument("--collect", action="store_true", help="collect garbage nearly wherever Python may do so")
     asked = parser.parse_args(arguments)
     begin_s, is_right, seed = time.perf_counter(), True, asked.first
     mock.patch("pooch.profiler.assembly.SMALLEST_ACTIVATION_BYTES", 1).start()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    if asked.collect:
+        gc.set_threshold(2, 300, 30)
     while seed < asked.first + asked.count and time.perf_counter() - begin_s < asked.budget_s:
         sys.stderr.write(f"\rseed {seed} ")  # where the process dies, this says of which
-        for each in faults(seed):
+        for each in faults(seed, asked.odd):
             is_right = False
             sys.stdout.write(f"seed {seed}: {each}\n")
             sys.stdout.flush()

@@ -336,7 +336,7 @@ PARTS = (
     Mutation("all ops run in parts", "parts.h", "return name.starts_with(", "return true || name.starts_with("),
     Mutation("no op runs in parts", "parts.h", "return name.starts_with(", "return false && name.starts_with("),
     Mutation("lists with a tensor of scalars run in parts", "parts.h", 'argument.name() == "scalars" &&', "false &&"),
-    Mutation("lists of several lengths are cut", "parts.h", "is_even_ && size == count_", "is_even_"),
+    Mutation("lists of several lengths are cut", "parts.h", "is_even_ && (is_first || size == count_)", "is_even_"),
     Mutation("an item of each part is left out", "parts.h", "item < ends_[index]; ++item)", "item + 1 < ends_[index]; ++item)"),
     Mutation("the last part is left out", "parts.h", "index < parts.size(); ++index)", "index + 1 < parts.size(); ++index)"),
     Mutation("each part begins with the first item", "parts.h", "index == 0 ? 0 : ends_[index - 1]", "0"),

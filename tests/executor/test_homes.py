@@ -712,14 +712,16 @@ def test_infinities_are_found_in_whatever_part_they_are(in_parts: Apart) -> None
         assert found.item() == 1.0
 
 
-def test_lists_of_several_lengths_run_as_a_whole(in_parts: Apart) -> None:
+@pytest.mark.parametrize("op", [torch._foreach_add, torch._foreach_copy_])
+@pytest.mark.parametrize("lengths", [(3, 2), (2, 3), (0, 3), (3, 0)])
+def test_lists_of_several_lengths_run_as_a_whole(in_parts: Apart, op: Any, lengths: tuple[int, int]) -> None:
     tensors = some(3)
     for tensor in tensors:
         in_parts.add(tensor)
     in_parts.leave()
     assert same(torch.cat(tensors), torch.cat(some(3)))
     with pytest.raises(RuntimeError, match=r"[Tt]ensor"):
-        torch._foreach_add(tensors, tensors[:2])
+        op(*(tensors[:length] for length in lengths))
     assert not any(home.is_used for home in in_parts.homes.values())
 
 

@@ -590,9 +590,10 @@ def test_a_compiled_part_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_odd", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_random_steps_have_the_bits_of_plain_training(seed: int) -> None:
-    assert faults(seed) == []
+def test_random_steps_have_the_bits_of_plain_training(seed: int, is_odd: bool) -> None:
+    assert faults(seed, is_odd) == []
 
 
 class WritesLater(nn.Module):

@@ -282,6 +282,26 @@ def test_kept_tensors_are_listed_in_the_order_in_which_they_were_saved() -> None
     assert saving.region.take_kept() == []
 
 
+def test_kept_tensors_that_nobody_holds_are_taken_while_garbage_is_collected() -> None:
+    """Up to Python 3.11, garbage is collected as soon as the list that they are given in is made."""
+    saving = Saving()
+    garbage: list[Any] = [saving.hooks.pack(saving.value(number)) for number in range(20)]
+    garbage.append(garbage)
+    held: list[Any] = [[] for _ in range(200)]  # Python keeps some lists for the next ones that are made
+    thresholds = gc.get_threshold()
+    gc.disable()
+    del garbage
+    gc.set_threshold(1)
+    try:
+        gc.enable()
+        taken = saving.region.take_kept()
+    finally:
+        gc.set_threshold(*thresholds)
+    assert len(held) == 200
+    assert all(each.tensor.numel() == 4 for each in taken)
+    assert saving.region.take_kept() == []
+
+
 def test_a_kept_tensor_that_is_given_up_goes() -> None:
     saving, tensor = Saving(), torch.rand(4)
     gone = weakref.ref(storage_of(tensor))

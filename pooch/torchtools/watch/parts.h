@@ -17,11 +17,12 @@ inline bool is_by_items(const c10::OperatorHandle& handle) {
 class Parts {
  public:
   explicit Parts(const Arguments& arguments) : arguments_(arguments) {
+    bool is_first = true;  // it may be empty, which PyTorch refuses
     for (const c10::IValue& argument : arguments) {
       if (!argument.isList()) continue;
       const size_t size = argument.toListRef().size();
-      count_ = count_ == 0 ? size : count_;
-      is_even_ = is_even_ && size == count_;
+      is_even_ = is_even_ && (is_first || size == count_);
+      count_ = size, is_first = false;
     }
     cut();
   }

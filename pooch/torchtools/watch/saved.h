@@ -110,14 +110,17 @@ inline PyTypeObject* kept_type() {
 inline PyObject* region_take_kept(PyObject* self, PyObject*) {
   auto& listed = state_of(self).kept;
   std::sort(listed.begin(), listed.end(), [](const Kept* a, const Kept* b) { return a->serial < b->serial; });
-  std::vector<Kept*> taken;
-  taken.swap(listed);
+  std::vector<Reference> taken;  // held before the list is made: that may collect garbage, and they may be a part of it
+  taken.reserve(listed.size());
+  for (Kept* const kept : listed) {
+    kept->place = NOWHERE;
+    taken.push_back(Reference::to(reinterpret_cast<PyObject*>(kept)));
+  }
+  listed.clear();
   state_of(self).has_taken = state_of(self).has_taken || !taken.empty();
   PyObject* list = PyList_New(static_cast<Py_ssize_t>(taken.size()));
-  for (size_t index = 0; index < taken.size(); ++index) {
-    taken[index]->place = NOWHERE;
-    PyList_SET_ITEM(list, index, Py_NewRef(reinterpret_cast<PyObject*>(taken[index])));
-  }
+  for (size_t index = 0; list != nullptr && index < taken.size(); ++index)
+    PyList_SET_ITEM(list, index, taken[index].release());
   return list;
 }
 
