@@ -26,6 +26,8 @@ from .records import Handle, Hold, handle_on
 from .replay import replay_call
 from .table import ActionTable
 
+ANEW = ": profile and plan this step again"  # what to do where a plan does not suit a step
+
 
 class PlannedValues:
     """The values that a plan moves in one step: it makes the moves of its schedule, and any value available when read.
@@ -256,7 +258,7 @@ class PlannedValues:
         if size_bytes > self.table.room_bytes[value.number] and not self.table.has_any_sizes:
             raise PlanMismatch(
                 f"value {value.number} has {size_bytes} bytes, but the plan has room for "
-                f"{self.table.room_bytes[value.number]} of them in the tier: profile and plan this step again"
+                f"{self.table.room_bytes[value.number]} of them in the tier{ANEW}"
             )
         if value.is_copied or value.ticket is not None:
             return  # it had to leave before its time, and the tier has it
@@ -505,5 +507,5 @@ def _put_into(value: Value, storage: torch.UntypedStorage) -> None:
 def _lost(number: int) -> PlanMismatch:
     return PlanMismatch(
         f"the backward pass needs value {number} again, but the plan neither holds it nor replays the op that produces "
-        "it: profile and plan this step again"
+        f"it{ANEW}"
     )

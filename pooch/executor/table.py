@@ -155,6 +155,7 @@ class ActionTable:
             if not actions or has_graphs
             else watch.path(
                 writes=[op.writes for op in plan.expected],
+                reads=[op.reads for op in plan.expected],
                 due=[slot in actions or (slot in replayed and bool(plan.gathered)) for slot in slots],
                 replayed=[slot in replayed and not plan.gathered for slot in slots],
                 awaited=[not awaited.isdisjoint(op.writes) for op in plan.expected],

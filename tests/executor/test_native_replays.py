@@ -410,6 +410,8 @@ def test_a_replay_writes_into_nothing_that_a_later_one_reads(
     torch.manual_seed(0)
     model = WritesIntoEither()
     plan = plan_of(model, rows)
+    if other:  # the plan does not say what ops read, as those of older files, so this step is one of its own
+        plan = replace(plan, expected=tuple(replace(op, reads=None) for op in plan.expected))
     model.other = other
     expected = trained(model, rows)
     with settled(model, rows, plan, on_mismatch="error") as run:
