@@ -121,9 +121,9 @@ class PlannedValues:
         """Prepare for an op that writes over a value: finish its copy, and have it stay.
 
         Later replays must not read the new contents. No op that is planned writes over what they will read, so the
-        step is leaving its path, and they get a copy. What autograd has saved of the value stays from now on: its
-        version counters tell whether it may still be read, and then the new contents are what plain training reads, as
-        after a write through `tensor.data`.
+        step is leaving its path, and they get a copy, until the step ends. What autograd has saved of the value stays
+        from now on: its version counters tell whether it may still be read, and then the new contents are what plain
+        training reads, as after a write through `tensor.data`.
 
         Returns whether that was all that is to be done about it.
         """
@@ -140,6 +140,8 @@ class PlannedValues:
             if value.ticket is not None:
                 self.stats.host_stall_ms += value.ticket.wait()
             if value.handles:
+                if number not in self.held and self.table.is_read_again(number):
+                    self.held[number] = copied_storage(storage)
                 self._pin(value, storage)
             else:
                 self.end_copy_out(value)

@@ -15,7 +15,7 @@ from pooch.executor.table import OnMismatch
 from pooch.executor.verification import Verify
 from pooch.ir import Choice, Plan
 from tests.executor.nets import make_job
-from tests.executor.support import all_of, assert_same, mixed, profile_job, quick_profile, tight_plan
+from tests.executor.support import all_of, assert_same, mixed, profile_job, quick_profile, tight_plan, without_reads
 
 pytestmark = pytest.mark.usefixtures("watched_by")
 
@@ -245,6 +245,46 @@ def test_what_was_written_over_is_read_as_plain_training_reads_it(
 ) -> None:
     """Autograd does not notice a write through `.data`, and reads what is there then. Replays read what was there."""
     written_over_behind(choices, verify)
+
+
+class WritesOneBehind(nn.Module):
+    """Writes over one element of what autograd has saved and of what replays read, when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.writes = nn.ModuleList(nn.Linear(8, 8) for _ in range(3)), False
+
+    def forward(self, rows: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            hidden = layer(rows).sigmoid()
+            made = hidden.exp()
+            if self.writes and number == 1:
+                hidden.data[0, 0] = 0.9
+            rows = made.sin() * hidden
+        return rows.sum()
+
+
+@pytest.mark.filterwarnings("ignore:the step left the planned path")
+@pytest.mark.parametrize("verify", ["off", "first"])
+@pytest.mark.parametrize("kind", ["recompute", "mixed"])
+@pytest.mark.parametrize("says_reads", [True, False])
+def test_replays_read_what_autograd_has_saved_too_as_it_was(kind: str, verify: Verify, says_reads: bool) -> None:
+    """A sample may miss one element, so a replay that read what was written gave wrong gradients without a word."""
+    torch.manual_seed(0)
+    model = WritesOneBehind()
+    rows = torch.rand(4, 8)
+    profile = quick_profile(lambda: model(rows), model)
+    plan = tight_plan(profile, mixed(profile) if kind == "mixed" else all_of(profile, "recompute"))
+    if not says_reads:
+        plan = without_reads(plan)
+    with apply_plan(plan, model, verify=verify) as run:
+        for writes in (False, False, False, False, True, False, True):
+            model.writes = writes
+            with run.paused():
+                plain = step(model, run, 4)
+            assert_same(plain, step(model, run, 4))
+            assert run.stats.mismatches == writes
+    assert not run.verified.differences
 
 
 @pytest.mark.parametrize("on_mismatch", ["warn", "error"])
