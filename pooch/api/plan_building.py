@@ -118,6 +118,6 @@ def modelled_notes(profile: Profile) -> tuple[str, ...]:
 
 
 def expected_ops(dataflow: Dataflow) -> tuple[ExpectedOp, ...]:
-    """The forward ops that the runtime will see: how to know each again, and the ids of what it writes."""
+    """The forward ops that the runtime will see: how to know each again, and the ids of what it writes and reads."""
     ops = (dataflow.profile.ops[slot] for slot in dataflow.forward_slots)
-    return tuple(ExpectedOp(op.name, op.fingerprint, op.writes) for op in ops)
+    return tuple(ExpectedOp(op.name, op.fingerprint, op.writes, op.reads) for op in ops)

@@ -67,6 +67,7 @@ class Remarks:
         self._told = Topics()
         self._margin_bytes = 0
         self._told_bytes = self._changes = 0
+        self._told_budget = ""
 
     def over_budget(self, peak_bytes: int, budget_bytes: int, why: str, reason: str = "") -> None:
         """Tell of a peak over the budget, once for each reason.
@@ -137,8 +138,9 @@ class Remarks:
 
     def budget(self, budget_bytes: int, share: float) -> None:
         """Tell the budget that a share has turned out to be."""
+        self._told_budget = format_bytes(budget_bytes)
         self._tell(
-            f"the budget is {format_bytes(budget_bytes)}: {share:.0%} of what the first step takes without Pooch, with "
+            f"the budget is {self._told_budget}: {share:.0%} of what the first step takes without Pooch, with "
             "the optimizer's state"
         )
 
@@ -160,8 +162,10 @@ class Remarks:
             self._tell(why)
 
     def larger_budget(self, budget_bytes: int) -> None:
-        """Tell the budget where another optimizer has created its state since it was told."""
-        self._tell(f"the budget is {format_bytes(budget_bytes)} from now on: another optimizer has created its state")
+        """Tell the budget where another optimizer has created its state since it was told, if that shows."""
+        before, self._told_budget = self._told_budget, format_bytes(budget_bytes)
+        if self._told_budget != before:
+            self._tell(f"the budget is {self._told_budget} from now on: another optimizer has created its state")
 
 
 def nothing_left(need: Need | None, excess_bytes: int) -> str:

@@ -80,6 +80,17 @@ class PlanGuide:
         """
         return expected == actual or (self.cursor.is_native and functional_name(expected) == functional_name(actual))
 
+    def has_at_hand(self, reads: tuple[int, ...]) -> bool:
+        """Whether the plan has at hand what the next op reads, where it runs that op again.
+
+        An op may read other values than it did when the step was profiled, as where two branches change places.
+
+        Args:
+            reads: The values of the step that it reads.
+        """
+        planned = self.table.expected[self.position].reads
+        return planned is None or set(reads).issubset(planned)
+
     def record(self, call: RecordedCall, reads: tuple[int, ...], *, can_be_late: bool) -> None:
         """Keep the call of the next op, which the plan replays.
 

@@ -26,6 +26,8 @@ from .records import Handle, Hold, handle_on
 from .replay import replay_call
 from .table import ActionTable
 
+ANEW = ": profile and plan this step again"  # what to do where a plan does not suit a step
+
 
 class PlannedValues:
     """The values that a plan moves in one step: it makes the moves of its schedule, and any value available when read.
@@ -119,9 +121,9 @@ class PlannedValues:
         """Prepare for an op that writes over a value: finish its copy, and have it stay.
 
         Later replays must not read the new contents. No op that is planned writes over what they will read, so the
-        step is leaving its path, and they get a copy. What autograd has saved of the value stays from now on: its
-        version counters tell whether it may still be read, and then the new contents are what plain training reads, as
-        after a write through `tensor.data`.
+        step is leaving its path, and they get a copy, until the step ends. What autograd has saved of the value stays
+        from now on: its version counters tell whether it may still be read, and then the new contents are what plain
+        training reads, as after a write through `tensor.data`.
 
         Returns whether that was all that is to be done about it.
         """
@@ -138,6 +140,8 @@ class PlannedValues:
             if value.ticket is not None:
                 self.stats.host_stall_ms += value.ticket.wait()
             if value.handles:
+                if number not in self.held and self.table.is_read_again(number):
+                    self.held[number] = copied_storage(storage)
                 self._pin(value, storage)
             else:
                 self.end_copy_out(value)
@@ -256,7 +260,7 @@ class PlannedValues:
         if size_bytes > self.table.room_bytes[value.number] and not self.table.has_any_sizes:
             raise PlanMismatch(
                 f"value {value.number} has {size_bytes} bytes, but the plan has room for "
-                f"{self.table.room_bytes[value.number]} of them in the tier: profile and plan this step again"
+                f"{self.table.room_bytes[value.number]} of them in the tier{ANEW}"
             )
         if value.is_copied or value.ticket is not None:
             return  # it had to leave before its time, and the tier has it
@@ -505,5 +509,5 @@ def _put_into(value: Value, storage: torch.UntypedStorage) -> None:
 def _lost(number: int) -> PlanMismatch:
     return PlanMismatch(
         f"the backward pass needs value {number} again, but the plan neither holds it nor replays the op that produces "
-        "it: profile and plan this step again"
+        f"it{ANEW}"
     )

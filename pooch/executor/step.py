@@ -38,7 +38,7 @@ from .evictor import Evictor
 from .own_work import OWN_WORK
 from .owner import ValueOwner
 from .plan_guide import PlanGuide
-from .planned_values import PlannedValues
+from .planned_values import ANEW, PlannedValues
 from .recording import CallRecorder, read_by, unplanned_calls
 from .records import Handle, KeptTensor, Reassigned, handle_on, pack_kept
 from .replay import record_call
@@ -212,6 +212,9 @@ class Step(SavedTensors):
         gathered = guide.table.gathered
         call = record_call(func, facts, args, kwargs, self.values, self.evictor.device, gathered)
         reads, outer = read_by(call)
+        if not guide.has_at_hand(reads):
+            self.leave_path(f"{facts.name} on the values that it had when planned", f"{facts.name} on others")
+            return
         guide.record(call, reads, can_be_late=self.recorder.preserves(outer, gathered))
 
     def act_before_expected(self) -> None:
@@ -232,10 +235,10 @@ class Step(SavedTensors):
 
     def cannot_act(self, error: PlanMismatch) -> None:
         """Go on without the plan, as one of its actions cannot be run."""
-        if self._on_mismatch == "error" or not self.evictor.budget_bytes:
+        if self._on_mismatch == "error":
             raise error
         self.mismatches.append(str(error))
-        self.leave_path("a step that the schedule is made for", str(error))
+        self.leave_path("a step that the schedule is made for", f"another ({str(error).removesuffix(ANEW)})")
 
     def _recognised(
         self, guide: PlanGuide, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]

@@ -89,6 +89,7 @@ class ActionTable:
         dropped: Values that the schedule releases by a "drop" action.
         replay_slots: Slots that begin with a replay.
         replayed: Slots of ops whose calls are recorded.
+        read_again: Values that these ops read. None: not known.
         offsets: Maps each swapped value to its offset in the tier, in bytes.
         room_bytes: Maps each value to the size that it was planned with.
         gathered: Parameters in storages that FSDP fills and empties, which replays read while they are there.
@@ -113,6 +114,7 @@ class ActionTable:
     dropped: frozenset[int]
     replay_slots: frozenset[int]
     replayed: frozenset[int]
+    read_again: frozenset[int] | None
     offsets: dict[int, int]
     room_bytes: dict[int, int]
     gathered: frozenset[int]
@@ -124,6 +126,10 @@ class ActionTable:
     acts_natively: bool
     has_graphs: bool
     has_any_sizes: bool = False
+
+    def is_read_again(self, number: int) -> bool:
+        """Whether a replay may read a value."""
+        return self.read_again is None or number in self.read_again
 
     @property
     def can_be_native(self) -> bool:
@@ -155,6 +161,7 @@ class ActionTable:
             if not actions or has_graphs
             else watch.path(
                 writes=[op.writes for op in plan.expected],
+                reads=[op.reads for op in plan.expected],
                 due=[slot in actions or (slot in replayed and bool(plan.gathered)) for slot in slots],
                 replayed=[slot in replayed and not plan.gathered for slot in slots],
                 awaited=[not awaited.isdisjoint(op.writes) for op in plan.expected],
@@ -179,6 +186,7 @@ class ActionTable:
             dropped=frozenset(a.target for a in schedule.actions if a.kind == "drop"),
             replay_slots=frozenset(a.slot for a in schedule.actions if a.kind == "replay"),
             replayed=replayed,
+            read_again=_read_by(plan, replayed),
             offsets=dict(schedule.host_offsets),
             room_bytes={decision.value: decision.size_bytes for decision in plan.choices},
             gathered=frozenset(plan.gathered),
@@ -218,6 +226,12 @@ class ActionTable:
 def _as_many(sizes: re.Match[str]) -> str:
     """Return how many sizes there are in place of these."""
     return f"[{len(sizes[1].split(',')) if sizes[1] else 0} sizes]"
+
+
+def _read_by(plan: Plan, slots: frozenset[int]) -> frozenset[int] | None:
+    """The values that the ops of some slots read, or None if the plan does not say so."""
+    reads = [plan.expected[slot - plan.first_slot].reads for slot in slots]
+    return None if None in reads else frozenset(value for values in reads for value in values or ())
 
 
 def _plan_native_actions(

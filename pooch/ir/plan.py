@@ -70,11 +70,13 @@ class ExpectedOp:
         name: of the operator.
         fingerprint: as in the profile.
         writes: ids of the values that it makes; -1 for outputs without a decision.
+        reads: ids of the values that it reads, which are at hand where the schedule runs it again. None: unknown.
     """
 
     name: str
     fingerprint: str
     writes: tuple[int, ...]
+    reads: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

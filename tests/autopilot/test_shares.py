@@ -130,3 +130,18 @@ def test_it_is_known_after_a_first_step_in_whose_midst_a_model_came(has_own_hook
         driver = auto._driver
         assert driver.budget.size_bytes is not None
         assert (driver.last.peak_bytes > driver.budget.size_bytes) == has_own_hooks
+
+
+def test_state_of_another_optimizer_is_told_where_the_budget_reads_otherwise() -> None:
+    """That of the first one is part of the budget that is told, and that of a scale is some bytes."""
+    body, head, inputs, told = nn.Linear(256, 256), nn.Linear(256, 256), torch.randn(256, 256), list[str]()
+    scale = torch.ones(1, requires_grad=True)
+    found = list[int]()
+    with pooch.auto(nn.Sequential(body, head), "90%", tell=told.append):
+        for trained_part in (body.weight, scale, head.weight):
+            optimizer, before = torch.optim.Adam([trained_part]), len(told)
+            for _ in range(2):
+                (head(body(inputs)) * scale).mean().backward()
+                optimizer.step()
+            found.append(sum("another optimizer" in line for line in told[before:]))
+    assert found == [0, 0, 1]

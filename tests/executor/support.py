@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,6 +62,11 @@ def tight_plan(profile: Profile, decisions: Decisions, region: Region = "step") 
     dataflow = dataflow_of(profile, region, hooked=True)
     evaluation = StageEvaluator(dataflow).evaluate(decisions, 0)
     return manual_plan(dataflow, evaluation, decisions)
+
+
+def without_reads(plan: Plan) -> Plan:
+    """The plan as older files have it, which do not say what ops read: a step on other values follows it too."""
+    return replace(plan, expected=tuple(replace(op, reads=None) for op in plan.expected))
 
 
 def planned_replays(plan: Plan) -> int:

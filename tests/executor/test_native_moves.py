@@ -208,7 +208,7 @@ def test_what_is_asked_for_is_what_is_given() -> None:
 
 
 def _region() -> Any:
-    path = watch.path([(0,)], [False], [False], [False], [0], [0], [], [])
+    path = watch.path([(0,)], [None], [False], [False], [False], [0], [0], [], [])
     return watch.region(path, watch.storage_map())
 
 

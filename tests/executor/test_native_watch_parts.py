@@ -73,7 +73,7 @@ def region(**options: Any) -> Any:
 
 def path(writes: Any = (), moved: Any = (), anchored: Any = ()) -> Any:
     nothing = [False] * len(writes)
-    return watch.path(writes, nothing, nothing, nothing, moved, moved, (), anchored)
+    return watch.path(writes, [None] * len(writes), nothing, nothing, nothing, moved, moved, (), anchored)
 
 
 # What is watched ------------------------------------------------------------------------------------------------------

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from pooch.errors import InvalidSchedule, PlanMismatch, TierError, UsageError
 from pooch.executor import Run, apply_plan
+from pooch.executor.table import OnMismatch
 from pooch.executor.verification import Verify
 from pooch.ir import Choice, Plan
 from tests.executor.nets import make_job
-from tests.executor.support import all_of, assert_same, mixed, profile_job, quick_profile, tight_plan
+from tests.executor.support import all_of, assert_same, mixed, profile_job, quick_profile, tight_plan, without_reads
 
 pytestmark = pytest.mark.usefixtures("watched_by")
 
@@ -246,15 +247,105 @@ def test_what_was_written_over_is_read_as_plain_training_reads_it(
     written_over_behind(choices, verify)
 
 
-def test_a_value_larger_than_its_room_in_the_tier_is_not_copied_there() -> None:
+class WritesOneBehind(nn.Module):
+    """Writes over one element of what autograd has saved and of what replays read, when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.writes = nn.ModuleList(nn.Linear(8, 8) for _ in range(3)), False
+
+    def forward(self, rows: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            hidden = layer(rows).sigmoid()
+            made = hidden.exp()
+            if self.writes and number == 1:
+                hidden.data[0, 0] = 0.9
+            rows = made.sin() * hidden
+        return rows.sum()
+
+
+@pytest.mark.filterwarnings("ignore:the step left the planned path")
+@pytest.mark.parametrize("verify", ["off", "first"])
+@pytest.mark.parametrize("kind", ["recompute", "mixed"])
+@pytest.mark.parametrize("says_reads", [True, False])
+def test_replays_read_what_autograd_has_saved_too_as_it_was(kind: str, verify: Verify, says_reads: bool) -> None:
+    """A sample may miss one element, so a replay that read what was written gave wrong gradients without a word."""
+    torch.manual_seed(0)
+    model = WritesOneBehind()
+    rows = torch.rand(4, 8)
+    profile = quick_profile(lambda: model(rows), model)
+    plan = tight_plan(profile, mixed(profile) if kind == "mixed" else all_of(profile, "recompute"))
+    if not says_reads:
+        plan = without_reads(plan)
+    with apply_plan(plan, model, verify=verify) as run:
+        for writes in (False, False, False, False, True, False, True):
+            model.writes = writes
+            with run.paused():
+                plain = step(model, run, 4)
+            assert_same(plain, step(model, run, 4))
+            assert run.stats.mismatches == writes
+    assert not run.verified.differences
+
+
+@pytest.mark.parametrize("on_mismatch", ["warn", "error"])
+def test_a_value_larger_than_its_room_in_the_tier_is_not_copied_there(on_mismatch: OnMismatch) -> None:
     torch.manual_seed(0)
     model = Branching()
     rows = torch.rand(4, 8)
     profile = quick_profile(lambda: model(rows), model)
     plan = tight_plan(profile, all_of(profile, "swap"))
     small = replace(plan, choices=tuple(replace(choice, size_bytes=1) for choice in plan.choices))
-    with apply_plan(small, model) as run, pytest.raises(PlanMismatch, match="has room for 1 of them"):
-        step(model, run, 4)
+    with apply_plan(small, model, on_mismatch=on_mismatch) as run:
+        with run.paused():
+            plain = step(model, run, 4)
+        if on_mismatch == "error":
+            with pytest.raises(PlanMismatch, match=r"has room for 1 of them in the tier: profile and plan"):
+                step(model, run, 4)
+            return
+        with pytest.warns(UserWarning, match=r"has room for 1 of them in the tier\)"):
+            assert_same(plain, step(model, run, 4))
+        assert run.stats.mismatches == 1
+
+
+class Rewired(nn.Module):
+    """Runs the same ops in each step. What some of them read or write is another value when told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.turn = nn.ModuleList(nn.Linear(8, 8) for _ in range(4)), 0
+
+    def forward(self, rows: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            hidden = layer(rows)
+            pair = hidden * 2, hidden * 3
+            pair[(self.turn + number) % 2].add_(1)
+            rows = pair[0].sigmoid() + pair[(self.turn + number) // 2 % 2].tanh()
+        return rows.sum()
+
+
+@pytest.mark.parametrize("kind", ["recompute", "mixed"])
+def test_the_same_ops_on_other_values(kind: str) -> None:
+    """What replays would read, the plan neither holds nor makes: the step goes on without it before they are to."""
+    torch.manual_seed(0)
+    model = Rewired()
+    rows = torch.rand(4, 8)
+    profile = quick_profile(lambda: model(rows), model)
+    plan = tight_plan(profile, mixed(profile) if kind == "mixed" else all_of(profile, "recompute"))
+    with apply_plan(plan, model) as run, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        left = 0
+        for turn in (0, 0, 0, 0, 1, 2, 3, 0, 1, 2, 3):
+            model.turn = turn
+            with run.paused():
+                plain = step(model, run, 4)
+            assert_same(plain, step(model, run, 4))
+            left += run.stats.mismatches
+    told = [str(each.message) for each in caught if "left the planned path" in str(each.message)]
+    assert left == 6
+    assert len(set(told)) == len(told) == 2
+    for text, op in zip(told, ("add_", "tanh"), strict=True):
+        assert f"expected aten.{op}" in text
+        assert "on the values that it had when planned, got aten." in text
 
 
 def test_a_plan_that_cannot_be_executed_is_not_applied() -> None:

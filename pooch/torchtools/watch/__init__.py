@@ -190,13 +190,15 @@ def address_of(storage: torch.UntypedStorage) -> int:
 
 
 def path(
-    writes: Sequence[tuple[int, ...]], due: Sequence[bool], replayed: Sequence[bool], awaited: Sequence[bool],
-    moved: Sequence[int], swapped: Sequence[int], sources: Sequence[int], anchored: Sequence[int],
+    writes: Sequence[tuple[int, ...]], reads: Sequence[tuple[int, ...] | None], due: Sequence[bool],
+    replayed: Sequence[bool], awaited: Sequence[bool], moved: Sequence[int], swapped: Sequence[int],
+    sources: Sequence[int], anchored: Sequence[int],
 ) -> Any:  # fmt: skip
     """Return the native path of a plan, or None if there is no native part.
 
     Args:
         writes: The values that each expected op makes.
+        reads: Those that it reads, or None where that is not known.
         due: Whether something is to be done before it.
         replayed: Whether its call is to be recorded.
         awaited: Whether Python is to be told of what it makes.
@@ -209,7 +211,7 @@ def path(
     if module is None:
         return None
     flags = map(bytes, (due, replayed, awaited))
-    return module.Path(tuple(writes), *flags, *map(list, (moved, swapped, sources, anchored)))
+    return module.Path(tuple(writes), tuple(reads), *flags, *map(list, (moved, swapped, sources, anchored)))
 
 
 def region(native_path: Any, values: Any) -> Any:

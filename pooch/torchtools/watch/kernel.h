@@ -96,6 +96,15 @@ inline void tell_after(State& state, PyObject* carrier, const Operator& facts, c
     state.path->learn(position, &handle.schema(), outputs);
 }
 
+// Whether a call reads no other values than those that are at hand where it runs again.
+inline bool has_at_hand(const Expected& expected, const Recipe& recipe) {
+  const auto is_there = [&](const TensorArgument& each) {
+    return each.origin != Origin::STEP ||
+        std::find(expected.reads->begin(), expected.reads->end(), each.value) != expected.reads->end();
+  };
+  return !expected.reads || std::all_of(recipe.tensors.begin(), recipe.tensors.end(), is_there);
+}
+
 // Records the next call on the path, if it is to run again.
 inline std::shared_ptr<Recipe> to_replay(State& state, const Operator& facts, const c10::OperatorHandle& handle,
                                          const Arguments& arguments) {
@@ -104,6 +113,7 @@ inline std::shared_ptr<Recipe> to_replay(State& state, const Operator& facts, co
   const Recognised* recognised = state.path->at(position).recognised.load(std::memory_order_acquire);
   if (recognised == nullptr || recognised->schema != &handle.schema() || !is_recordable(facts, arguments)) return nullptr;
   auto recipe = recorded(*state.values, facts, handle, arguments);
+  if (!has_at_hand(state.path->at(position), *recipe)) return nullptr;
   state.readers.add(recipe);
   return recipe;
 }

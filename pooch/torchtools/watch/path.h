@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -23,7 +24,8 @@ struct Recognised {
 
 // One op of the path. What it looks like is learnt when it was recognised in Python for the first time.
 struct Expected {
-  std::vector<int64_t> writes;  // the values that it makes
+  std::vector<int64_t> writes;                // the values that it makes
+  std::optional<std::vector<int64_t>> reads;  // those that are at hand where it runs again; empty: not known
   bool is_due = false;          // something is to be done before it
   bool is_replayed = false;     // its call is to be recorded
   bool is_awaited = false;      // Python is told of what it makes
@@ -124,8 +126,8 @@ class Path {
   std::unordered_map<int64_t, int64_t> made_at_;
 };
 
-// In Python: `Path(writes, due, replayed, awaited, moved, swapped, sources, anchored)`: a tuple of values and three flags
-// for each op; four lists of values.
+// In Python: `Path(writes, reads, due, replayed, awaited, moved, swapped, sources, anchored)`: a tuple of values, another one
+// or None, and three flags for each op; four lists of values.
 struct PathObject {
   PyObject_HEAD
   std::shared_ptr<Path>* path;
@@ -151,11 +153,13 @@ inline bool set_of(PyObject* sequence, std::vector<bool>& set) {
 }
 
 inline PyObject* path_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
-  PyObject *writes, *due, *replayed, *awaited, *moved, *swapped, *sources, *anchored;
-  if (!PyArg_ParseTuple(arguments, "O!SSSOOOO", &PyTuple_Type, &writes, &due, &replayed, &awaited, &moved, &swapped,
-                        &sources, &anchored))
+  PyObject *writes, *reads, *due, *replayed, *awaited, *moved, *swapped, *sources, *anchored;
+  if (!PyArg_ParseTuple(arguments, "O!O!SSSOOOO", &PyTuple_Type, &writes, &PyTuple_Type, &reads, &due, &replayed,
+                        &awaited, &moved, &swapped, &sources, &anchored))
     return nullptr;
   const auto count = static_cast<size_t>(PyTuple_GET_SIZE(writes));
+  if (static_cast<size_t>(PyTuple_GET_SIZE(reads)) != count)
+    return PyErr_Format(PyExc_ValueError, "a path has what each op makes and reads");
   for (PyObject* flags : {due, replayed, awaited})
     if (static_cast<size_t>(PyBytes_GET_SIZE(flags)) != count)
       return PyErr_Format(PyExc_ValueError, "a path has three flags for each op");
@@ -165,6 +169,8 @@ inline PyObject* path_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
     std::vector<int64_t> numbers;
     if (!numbers_in(PyTuple_GET_ITEM(writes, position), numbers)) return nullptr;
     path->makes(position, std::move(numbers));
+    PyObject* const read = PyTuple_GET_ITEM(reads, position);
+    if (read != Py_None && !numbers_in(read, op.reads.emplace())) return nullptr;
     op.is_due = PyBytes_AS_STRING(due)[position] != 0;
     op.is_replayed = PyBytes_AS_STRING(replayed)[position] != 0;
     op.is_awaited = PyBytes_AS_STRING(awaited)[position] != 0;
