@@ -229,7 +229,7 @@ def _are_cuda_graphs(evictor: Evictor, options: Options) -> bool:
 
 def _next_op(guide: PlanGuide) -> ExpectedOp:
     expected = guide.table.expected
-    return expected[guide.position] if guide.position < len(expected) else _END
+    return expected[guide.cursor.position] if guide.cursor.position < len(expected) else _END
 
 
 def graph_text(texts: Iterable[str]) -> str:

@@ -46,9 +46,9 @@ class ObservedStep(Step):
         """Mark what a planned op has made."""
         guide = self.guide
         assert guide is not None
-        position = guide.position
+        position = guide.cursor.position
         super().after_op(func, name, outputs, made)
-        if not guide.on_path or guide.position == position:
+        if not guide.on_path or guide.cursor.position == position:
             return
         for number, tensor in zip(guide.table.expected[position].writes, made, strict=True):
             if number >= 0:

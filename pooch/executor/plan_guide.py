@@ -34,11 +34,12 @@ class PlanGuide:
         cursor: Where the step is on the path.
         acted, done: Slots whose actions have begun, and those in which they are done.
         replays_ahead: Slots with replays that are still to come, the next one last.
+        reads_others: Whether the op that runs reads what the plan does not have where it is to run again.
     """
 
     def __init__(self, values: PlannedValues, recipes: Recipes) -> None:
         self.values, self.table, self.cursor, self._recipes = values, values.table, values.cursor, recipes
-        self._initialisation = InitialisationWatch()
+        self._initialisation, self.reads_others = InitialisationWatch(), False
         self.acted: set[int] = set()
         self.done: set[int] = set()
         self.replays_ahead = sorted(values.table.replay_slots, reverse=True)
@@ -55,14 +56,9 @@ class PlanGuide:
         return self.cursor.on_path
 
     @property
-    def position(self) -> int:
-        """Number of ops that were recognised."""
-        return self.cursor.position
-
-    @property
     def slot(self) -> int:
         """Slot of the next op that is expected."""
-        return self.table.first_slot + self.position
+        return self.table.first_slot + self.cursor.position
 
     def expects(self, facts: Any) -> bool:
         """Whether an op has the name of the next one that is expected.
@@ -80,17 +76,6 @@ class PlanGuide:
         """
         return expected == actual or (self.cursor.is_native and functional_name(expected) == functional_name(actual))
 
-    def has_at_hand(self, reads: tuple[int, ...]) -> bool:
-        """Whether the plan has at hand what the next op reads, where it runs that op again.
-
-        An op may read other values than it did when the step was profiled, as where two branches change places.
-
-        Args:
-            reads: The values of the step that it reads.
-        """
-        planned = self.table.expected[self.position].reads
-        return planned is None or set(reads).issubset(planned)
-
     def record(self, call: RecordedCall, reads: tuple[int, ...], *, can_be_late: bool) -> None:
         """Keep the call of the next op, which the plan replays.
 
@@ -101,7 +86,7 @@ class PlanGuide:
                 cannot, so pressure does not count on it.
         """
         time_ms = 0.0 if can_be_late else NEVER_MS
-        self._recipes.add(self.values.calls.kept(self.position, call, reads, time_ms))
+        self._recipes.add(self.values.calls.kept(self.cursor.position, call, reads, time_ms))
 
     def recognise(
         self, func: Any, name: str, outputs: list[torch.Tensor], made: tuple[torch.Tensor, ...]
@@ -120,6 +105,8 @@ class PlanGuide:
         expected = self.table.expected[position]
         is_expected = self.table.recogniser.is_expected(position, func, name, outputs, self._is_same)
         if is_expected and len(made) == len(expected.writes):
+            if self.reads_others:
+                return f"{name} on the values that it had when planned", f"{name} on others"
             self.cursor.position = position + 1
             return expected
         if self._initialisation.takes(name, made):
@@ -128,9 +115,9 @@ class PlanGuide:
 
     def missing_op(self) -> Departure | None:
         """Return why the step leaves the path as its region ends here, or None if all that was expected has run."""
-        if self.position >= len(self.table.expected):
+        if self.cursor.position >= len(self.table.expected):
             return None
-        return self.table.expected[self.position].fingerprint, "the end of the region"
+        return self.table.expected[self.cursor.position].fingerprint, "the end of the region"
 
     # Actions ----------------------------------------------------------------------------------------------------------
 

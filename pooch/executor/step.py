@@ -28,6 +28,7 @@ from ..torchtools.tensors import (
     find_tensors,
     has_plain_storage,
     may_move,
+    operator_of,
     storage_key,
     storage_of,
     tensors_with_memory,
@@ -196,6 +197,7 @@ class Step(SavedTensors):
 
     def _follow(self, guide: PlanGuide, func: Any, facts: Any, args: Any, kwargs: Any) -> None:
         """Run the actions that are due before the next op, and record its call if the plan replays it."""
+        guide.reads_others = False
         if not guide.expects(facts):
             return
         slot = guide.slot
@@ -212,10 +214,9 @@ class Step(SavedTensors):
         gathered = guide.table.gathered
         call = record_call(func, facts, args, kwargs, self.values, self.evictor.device, gathered)
         reads, outer = read_by(call)
-        if not guide.has_at_hand(reads):
-            self.leave_path(f"{facts.name} on the values that it had when planned", f"{facts.name} on others")
-            return
-        guide.record(call, reads, can_be_late=self.recorder.preserves(outer, gathered))
+        guide.reads_others = not guide.table.has_at_hand(guide.cursor.position, reads)
+        if not guide.reads_others:
+            guide.record(call, reads, can_be_late=self.recorder.preserves(outer, gathered))
 
     def act_before_expected(self) -> None:
         """Do what is due before the op that is expected, which a native watch knows to be the one that runs."""
@@ -264,10 +265,10 @@ class Step(SavedTensors):
         assert guide is not None
         guide.cursor.on_path = False
         guide.table.native_use.left(guide.cursor)
-        self.stats.mismatches, self.stats.has_other_sizes = 1, _kind(expected) == _kind(actual)
+        self.stats.mismatches, self.stats.has_other_sizes = 1, operator_of(expected) == operator_of(actual)
         self.restore()
         guide.values.keep_what_is_held()
-        text = f"the step left the planned path at op {guide.position}: expected {expected}, got {actual}"
+        text = f"the step left the planned path at op {guide.cursor.position}: expected {expected}, got {actual}"
         if self._on_mismatch == "error" and not self.is_quiet:
             raise PlanMismatch(f"{text}; {_AGAIN}")
         self.evictor.plan_left()
@@ -280,7 +281,7 @@ class Step(SavedTensors):
             rest = "the budget is held without the plan, which takes longer"
         else:
             rest = "the rest of the step keeps its activations and may exceed the budget"
-        self.evictor.warn_once(("path", _kind(expected), _kind(actual)), f"{text}; {rest} ({_AGAIN})")
+        self.evictor.warn_once(("path", operator_of(expected), operator_of(actual)), f"{text}; {rest} ({_AGAIN})")
 
     def bring_back(self, arguments: Any) -> None:
         """Bring back emptied values among arguments that the program is about to read."""
@@ -608,8 +609,3 @@ class Step(SavedTensors):
             with torch._C._DisableTorchDispatch(), self.tier.at_home():
                 self.act(guide, slot)
             self.stats.host_step_ms = (time.perf_counter() - self.begin) * 1000
-
-
-def _kind(fingerprint: str) -> str:
-    """Return the operator alone, so that shapes that change from step to step are reported once."""
-    return fingerprint.partition("(")[0]

@@ -127,6 +127,18 @@ class ActionTable:
     has_graphs: bool
     has_any_sizes: bool = False
 
+    def has_at_hand(self, position: int, reads: tuple[int, ...]) -> bool:
+        """Whether the plan has at hand what an op reads where it runs it again.
+
+        An op may read other values than it did when the step was profiled, as where two branches change places.
+
+        Args:
+            position: Of the op on the path.
+            reads: The values of the step that it reads.
+        """
+        planned = self.expected[position].reads
+        return planned is None or set(reads).issubset(planned)
+
     def is_read_again(self, number: int) -> bool:
         """Whether a replay may read a value."""
         return self.read_again is None or number in self.read_again

@@ -261,6 +261,11 @@ def fingerprint(name: str, outputs: list[torch.Tensor]) -> str:
     return f"{name}({' '.join(map(describe, outputs))})"
 
 
+def operator_of(text: str) -> str:
+    """Returns the operator in a fingerprint alone, so that shapes that change from step to step make no difference."""
+    return text.partition("(")[0]
+
+
 def functional_name(text: str) -> str:
     """Returns a name or fingerprint without the mark of ops in place: "aten.add.Tensor" for "aten.add_.Tensor"."""
     namespace, _, rest = text.partition(".")

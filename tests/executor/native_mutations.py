@@ -276,6 +276,7 @@ MADE_AGAIN = (
     Mutation("what the program has the address of is made again natively", "replays.h", "  const bool is_trusted = !fields", "  const bool is_trusted = true || !fields"),
     Mutation("a replay writes into what others read", "replays.h", "      else each.storage = copied(each.storage);\n", ""),
     Mutation("a native replay runs under the settings of now", "replays.h", "!recipe || !is_as_then(*recipe) ||", "!recipe ||"),
+    Mutation("what a replay reads need not be at hand", "kernel.h", "  if (!has_at_hand(state.path->at(position), *recipe)) return nullptr;\n", ""),
     Mutation("replays are not counted", "replays.h", "  if (!has_counted(moves, RECOMPUTED, Reference(PyLong_FromLong(1)))) return Outcome::FAILED;\n", ""),
     Mutation("comparisons are not counted", "replays.h", "    if (!moves.checks.has_added(moves.part(CHECKED), 0, Reference(PyLong_FromLong(1)))) return Outcome::FAILED;\n", ""),
     Mutation("the last result of a replay is lost", "replays.h", "index < made.size(); ++index) {\n    const bool stays", "index + 1 < std::max<size_t>(made.size(), 2); ++index) {\n    const bool stays"),
