@@ -87,7 +87,7 @@ def test_a_plan_that_fails_in_the_middle_of_the_backward_pass_falls_silent(monke
             act(guide, slot)
 
         monkeypatch.setattr(PlanGuide, "act", fails)
-        with pytest.warns(UserWarning, match="the third slot of the backward pass fails; the budget is held"):
+        with pytest.warns(UserWarning, match="the third slot of the backward pass fails.; the budget is held"):
             peak_bytes = peak_of(run, loss.backward)
         assert gradients_of(model) == expected
         assert run.stats.mismatches == 1
