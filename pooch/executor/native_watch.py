@@ -188,6 +188,9 @@ class NativeWatch(Watch):
 
     def ended(self) -> None:
         """Note that an op which was passed to `before` has ended, in whatever way."""
+        guide = self._step.guide
+        if guide is not None:
+            guide.reads_others = False  # of the next one Python may learn what it gave alone
         self._step.recorder.ends()
 
     def can_run_again(self, func: Any, error: BaseException) -> bool:

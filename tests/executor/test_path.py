@@ -308,7 +308,7 @@ def test_a_value_larger_than_its_room_in_the_tier_is_not_copied_there(on_mismatc
 
 
 class MakesNothing(nn.Module):
-    """Runs an op that gives no ordinary tensor before each one of its name, on what that one does not read."""
+    """Runs an op that gives no bytes before each one of its name, on what that one does not read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -317,9 +317,9 @@ class MakesNothing(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         for layer in self.layers:
             hidden = layer(rows)
-            other = hidden.detach() + 1
-            sparse = torch.eye(8)[: len(rows)].to_sparse() * other
-            rows = (hidden * hidden.sigmoid()).exp().tanh() + sparse.values().sum()
+            gate, shape = hidden.sigmoid(), torch.empty_like(hidden, device="meta").add_(1)
+            assert (shape * shape).shape == hidden.shape
+            rows = (hidden * gate).exp().tanh()
         return rows.sum()
 
 
