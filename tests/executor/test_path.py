@@ -39,15 +39,19 @@ class Branching(nn.Module):
         return rows.sum() if self.branch != "dtype" else rows.double().sum()
 
 
-def planned(choice: str, **options: str) -> tuple[Branching, Run]:
-    torch.manual_seed(0)
-    model = Branching()
+def plan_of(model: nn.Module, choice: str) -> Plan:
     rows = torch.rand(4, 8)
     profile = quick_profile(lambda: model(rows), model)
     decisions = mixed(profile) if choice == "mixed" else all_of(profile, choice)  # type: ignore[arg-type]
     plan = tight_plan(profile, decisions)
     assert plan.schedule.actions
-    return model, apply_plan(plan, model, **options)  # type: ignore[arg-type]
+    return plan
+
+
+def planned(choice: str, **options: str) -> tuple[Branching, Run]:
+    torch.manual_seed(0)
+    model = Branching()
+    return model, apply_plan(plan_of(model, choice), model, **options)  # type: ignore[arg-type]
 
 
 def step(model: nn.Module, run: Run, size: int) -> dict[str, Tensor]:
@@ -58,6 +62,13 @@ def step(model: nn.Module, run: Run, size: int) -> dict[str, Tensor]:
         loss = model(rows)
     loss.backward()
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None} | {"loss": loss.detach()}
+
+
+def assert_as_plain(model: nn.Module, run: Run) -> None:
+    """The next step has the bits of plain training."""
+    with run.paused():
+        plain = step(model, run, 4)
+    assert_same(plain, step(model, run, 4))
 
 
 @pytest.mark.parametrize("choice", ["swap", "recompute", "mixed"])
@@ -232,9 +243,7 @@ def written_over_behind(choices: tuple[Choice, Choice], verify: Verify) -> None:
         assert run.stats.recomputed_ops == (2 if is_replayed else 0)
         assert (run.stats.swapped_in_bytes > 0) != is_replayed
         model.writes = True
-        with run.paused():
-            plain = step(model, run, 4)
-        assert_same(plain, step(model, run, 4))
+        assert_as_plain(model, run)
 
 
 @pytest.mark.filterwarnings("ignore:the step left the planned path")
@@ -272,17 +281,13 @@ def test_replays_read_what_autograd_has_saved_too_as_it_was(kind: str, verify: V
     """A sample may miss one element, so a replay that read what was written gave wrong gradients without a word."""
     torch.manual_seed(0)
     model = WritesOneBehind()
-    rows = torch.rand(4, 8)
-    profile = quick_profile(lambda: model(rows), model)
-    plan = tight_plan(profile, mixed(profile) if kind == "mixed" else all_of(profile, "recompute"))
+    plan = plan_of(model, kind)
     if not says_reads:
         plan = without_reads(plan)
     with apply_plan(plan, model, verify=verify) as run:
         for writes in (False, False, False, False, True, False, True):
             model.writes = writes
-            with run.paused():
-                plain = step(model, run, 4)
-            assert_same(plain, step(model, run, 4))
+            assert_as_plain(model, run)
             assert run.stats.mismatches == writes
     assert not run.verified.differences
 
@@ -327,14 +332,10 @@ class MakesNothing(nn.Module):
 def test_an_op_that_makes_nothing_is_not_taken_for_the_next_one_of_its_name(kind: str) -> None:
     torch.manual_seed(0)
     model = MakesNothing()
-    rows = torch.rand(4, 8)
-    profile = quick_profile(lambda: model(rows), model)
-    plan = tight_plan(profile, mixed(profile) if kind == "mixed" else all_of(profile, "recompute"))
+    plan = plan_of(model, kind)
     with apply_plan(plan, model, on_mismatch="error") as run:
         for _ in range(5):
-            with run.paused():
-                plain = step(model, run, 4)
-            assert_same(plain, step(model, run, 4))
+            assert_as_plain(model, run)
             assert run.stats.mismatches == 0 < run.stats.recomputed_ops
 
 
@@ -359,17 +360,13 @@ def test_the_same_ops_on_other_values(kind: str) -> None:
     """What replays would read, the plan neither holds nor makes: the step goes on without it before they are to."""
     torch.manual_seed(0)
     model = Rewired()
-    rows = torch.rand(4, 8)
-    profile = quick_profile(lambda: model(rows), model)
-    plan = tight_plan(profile, mixed(profile) if kind == "mixed" else all_of(profile, "recompute"))
+    plan = plan_of(model, kind)
     with apply_plan(plan, model) as run, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         left = 0
         for turn in (0, 0, 0, 0, 1, 2, 3, 0, 1, 2, 3):
             model.turn = turn
-            with run.paused():
-                plain = step(model, run, 4)
-            assert_same(plain, step(model, run, 4))
+            assert_as_plain(model, run)
             left += run.stats.mismatches
     told = [str(each.message) for each in caught if "left the planned path" in str(each.message)]
     assert left == 6
