@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .threads import OwnThread
 
@@ -21,12 +21,6 @@ _top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _pop_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 _push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 _dispatch: Any = torch.utils._python_dispatch
-# What PyTorch notes for the whole process while a mode is in place, and where the mode keeps what was noted before.
-_FLAGS = (
-    ("old_dispatch_mode_flags", "_is_in_torch_dispatch_mode"),
-    ("old_non_infra_dispatch_mode_flags", "_is_in_non_infra_torch_dispatch_mode"),
-    ("old_without_ignore_compile_internals_dispatch_mode_flags", "_is_in_any_mode_without_ignore_compile_internals"),
-)
 
 
 class Undoing:
@@ -71,7 +65,6 @@ class LooseStack:
         self._thread = OwnThread()
         self._undoing = Undoing()
         self._entered: list[object] = []
-        self._entered_modes: list[TorchDispatchMode] = []
 
     def enter_context(self, context: AbstractContextManager[Entered]) -> Entered:
         """Enter a context manager, which is left by its `leave`, if it has one."""
@@ -79,13 +72,9 @@ class LooseStack:
         if leave is not None:
             self._undoing.add(leave)
         self._entered.append(context)
-        before = _get_current_dispatch_mode()
         entered = context.__enter__()
         if leave is None:
             self._undoing.add(partial(context.__exit__, None, None, None))
-        mode = _get_current_dispatch_mode()
-        if mode is not None and mode is not before:
-            self._entered_modes.append(mode)
         return entered
 
     def callback(self, undo: Callable[[], object]) -> None:
@@ -107,13 +96,10 @@ class LooseStack:
         if self.is_here:
             self._undoing.run()
             self._entered.clear()
-            self._entered_modes.clear()
         elif self._thread.has_ended:
             self._undoing.forget()  # its stacks are gone
             while self._entered:
                 abandon(self._entered.pop())
-            while self._entered_modes:
-                _forget(self._entered_modes.pop())
 
 
 def abandon(context: object) -> None:
@@ -125,13 +111,6 @@ def abandon(context: object) -> None:
     method: Callable[[], None] | None = getattr(context, "abandon", None)
     if method is not None:
         method()
-
-
-def _forget(mode: TorchDispatchMode) -> None:
-    """Take back what PyTorch notes for the whole process when a mode is entered, without the stack that it was on."""
-    if not torch._C._len_torch_dispatch_stack():  # else the modes of this thread will
-        torch.utils._python_dispatch._push_mode(mode)
-        TorchDispatchMode.__exit__(mode, None, None, None)
 
 
 class Together(AbstractContextManager[None]):
@@ -170,26 +149,33 @@ class Together(AbstractContextManager[None]):
             abandon(context)
 
 
+def put_mode(mode: TorchDispatchMode) -> None:
+    """Put a mode on the stack of the calling thread, and do nothing else.
+
+    PyTorch's own way also notes for the whole process that some mode is in place, and notes again what was so before
+    when it is left. Two threads whose modes overlap would leave that note in place for good, and a thread that ends
+    within a mode as well.
+    """
+    _dispatch._push_mode(mode)
+
+
 def take_mode_away(mode: TorchDispatchMode) -> None:
     """Take a mode off the stack of the calling thread, wherever it lies on it, if it does.
 
-    Only the base class knows how, as the methods of modes of the program's may also print and count.
+    Modes of the program's above it are lifted and put back, of which they notice nothing.
+
+    Args:
+        mode: It was put there by `put_mode`.
     """
     if not any(each is mode for each in _dispatch._get_current_dispatch_mode_stack()):
-        if not getattr(mode, _FLAGS[0][0], None):
-            return
-        _dispatch._push_mode(mode)  # entering it was interrupted, when PyTorch had noted that some mode is in place
+        return
     above: list[TorchDispatchMode] = []
-    while (top := _get_current_dispatch_mode()) is not None and top is not mode:
-        TorchDispatchMode.__exit__(top, None, None, None)
+    while (top := _dispatch._get_current_dispatch_mode()) is not mode:
+        _dispatch._pop_mode()
         above.append(top)
-    for name, noted in _FLAGS:
-        flags = getattr(mode, name, None)
-        if flags is not None and not flags:
-            flags.append(getattr(_dispatch, noted, False))  # a first try took and noted it, and was interrupted
-    TorchDispatchMode.__exit__(mode, None, None, None)
+    _dispatch._pop_mode()
     for each in reversed(above):
-        TorchDispatchMode.__enter__(each)
+        _dispatch._push_mode(each)
 
 
 def take_hooks_away(pair: tuple[Any, Any]) -> None:

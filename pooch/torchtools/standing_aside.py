@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .graph_gaps.operators import HOLDERS, OPERATORS, Left
 from .graph_gaps.partition import GAPS
-from .mode_stacks import take_hooks_away, take_mode_away
+from .mode_stacks import put_mode, take_hooks_away, take_mode_away
 from .watch import LIBRARY
 
 _autograd: Any = torch._C._autograd
@@ -122,7 +122,7 @@ class StepHooks:
 class SilentMode(TorchDispatchMode):
     """A dispatch mode of Pooch's, which is silent inside of compiled functions.
 
-    It cannot be lifted there, since PyTorch has noted by then that some mode is in place.
+    It stays on the stack there, and passes on what it is given.
 
     Attributes:
         is_silent: Whether the ops that come are those of a compiled function.
@@ -168,10 +168,11 @@ class SilentMode(TorchDispatchMode):
         try:
             _note_in_place(True)
             _HERE.modes.append(self)
-            return super().__enter__()  # type: ignore[no-untyped-call]
+            put_mode(self)
         except BaseException:
             self.leave()
             raise
+        return self
 
     def __exit__(self, *exception: Any) -> None:
         self.leave()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,6 +39,61 @@ def nothing_is_left_behind() -> Iterator[None]:
     assert _autograd._top_saved_tensors_default_hooks(True) is None
     assert torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack() == 0
     assert _autograd._saved_tensors_hooks_is_enabled()
+
+
+def notes() -> tuple[bool, ...]:
+    """What PyTorch notes for the whole process about modes that are in place."""
+    names = ("in_torch_dispatch_mode", "in_non_infra_torch_dispatch_mode", "in_any_mode_without_ignore_compile_internals")
+    return tuple(getattr(torch.utils._python_dispatch, f"_is_{name}") for name in names)
+
+
+class Idle(torch.utils._python_dispatch.TorchDispatchMode):
+    """A mode of the program's."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_of_threads_that_overlap_leave_no_note_behind() -> None:
+    before, entered, left = notes(), threading.Event(), threading.Event()
+    first, second = Noted(), Noted()
+
+    def other() -> None:
+        with second:
+            entered.set()
+            left.wait(30)
+            torch.ones(2)
+
+    thread = threading.Thread(target=other)
+    with first:
+        thread.start()
+        entered.wait(30)
+        torch.ones(2)
+    left.set()
+    thread.join()
+    assert first.seen == second.seen == ["aten.ones.default"]
+    assert notes() == before
+
+
+def test_a_thread_that_ends_within_a_mode_leaves_no_note_behind() -> None:
+    before = notes()
+    thread = threading.Thread(target=Noted().__enter__)
+    thread.start()
+    thread.join()
+    assert notes() == before
+
+
+def test_a_mode_is_taken_away_below_those_of_the_program() -> None:
+    ours, theirs, before = Noted(), Idle(), notes()
+    ours.__enter__()
+    with theirs:
+        within = notes()
+        ours.leave()
+        assert torch.utils._python_dispatch._get_current_dispatch_mode_stack() == [theirs]
+        assert notes() == within != before
+        torch.ones(2)
+    assert ours.seen == []
+    assert notes() == before
 
 
 def hooks(packed: list[Tensor], told: list[str] | None = None) -> StepHooks:
