@@ -43,8 +43,8 @@ def nothing_is_left_behind() -> Iterator[None]:
 
 def notes() -> tuple[bool, ...]:
     """What PyTorch notes for the whole process about modes that are in place."""
-    names = ("in_torch_dispatch_mode", "in_non_infra_torch_dispatch_mode", "in_any_mode_without_ignore_compile_internals")
-    return tuple(getattr(torch.utils._python_dispatch, f"_is_{name}") for name in names)
+    names = ("torch_dispatch_mode", "non_infra_torch_dispatch_mode", "any_mode_without_ignore_compile_internals")
+    return tuple(getattr(torch.utils._python_dispatch, f"_is_in_{name}") for name in names)
 
 
 class Idle(torch.utils._python_dispatch.TorchDispatchMode):
