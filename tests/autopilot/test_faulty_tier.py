@@ -172,7 +172,7 @@ def test_each_fault_is_named_once_and_the_budget_is_held(
     def between(number: int) -> None:
         if number == 2:
             hits.append(fails(patch, call[0], call[1]))
-            auto._driver.evictor.engine._free.clear()  # type: ignore[attr-defined]
+            auto._driver.evictor.engine._free["step"].clear()  # type: ignore[attr-defined]
 
     with monkeypatch.context() as patch:
         if when == "at the start":

@@ -178,7 +178,7 @@ filled = []
 def before(number):
     if number == 3 and not filled:
         if way == "auto":
-            held[0].engine._free.clear()  # as if the step before had needed none
+            held[0].engine._free["step"].clear()  # as if the step before had needed none
         with open(os.path.join(directory, "other"), "wb") as other:
             try:
                 while True:

@@ -218,13 +218,13 @@ def test_room_is_given_back_only_when_its_last_copy_is_done(monkeypatch: pytest.
         assert begun.wait(PATIENCE_S)
         closing.join(0.1)
         assert closing.is_alive()
-        assert len(engine._free) == 0
+        assert len(engine._free["step"]) == 0
     finally:
         gate.set()
         closing.join()
     assert ticket.is_done()
     assert ticket.error is None
-    assert len(engine._free) == 1
+    assert len(engine._free["step"]) == 1
     engine.close()
 
 

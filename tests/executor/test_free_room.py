@@ -98,8 +98,19 @@ def test_what_is_held_is_bounded_under_any_sizes(engine: CpuEngine) -> None:
 
 
 @pytest.mark.cpu
-def test_the_file_of_rare_copies_does_not_wait(engine: CpuEngine) -> None:
-    engine.open_arena(MIB, "copies").close()
+def test_a_large_file_of_rare_copies_does_not_wait(engine: CpuEngine) -> None:
+    engine.open_arena(64 * MIB, "copies").close()
+    assert engine.room.held_bytes == 0
+
+
+@pytest.mark.cpu
+def test_a_small_file_of_copies_waits_beside_that_of_all_steps(engine: CpuEngine, made: list[int]) -> None:
+    for _ in range(3):
+        arenas = [engine.open_arena(4 * MIB, "step"), engine.open_arena(MIB, "copies")]
+        for arena in arenas:
+            arena.close()
+    assert made == [4 * MIB, MIB]
+    engine.close()
     assert engine.room.held_bytes == 0
 
 

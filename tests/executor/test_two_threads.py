@@ -253,14 +253,14 @@ def test_models_of_two_threads_share_an_engine_without_losing_its_files(tmp_path
         engine: Any = run._engine
         gc.collect()
         assert not engine._in_use
-        assert 1 <= len(engine._free) <= 2
+        assert 1 <= len(engine._free["step"]) <= 2
     assert_closed(run)
 
 
 def assert_closed(run: Run) -> None:
     engine: Any = run._engine
     assert not engine.copier.is_alive()
-    assert len(engine._free) == 0
+    assert len(engine._free["step"]) == 0
 
 
 def test_a_step_that_asks_for_room_and_room_that_is_made_from_it_do_not_wait_for_one_another(

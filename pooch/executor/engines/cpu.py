@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, get_args
 
 import torch
 
@@ -40,6 +40,7 @@ from .tier_room import TierRoom
 
 # How often a thread that waits for a copy checks that the copy thread is alive.
 LOOK_AGAIN_S = 0.2
+MOST_COPIES_BYTES = 16 * 2**20  # of a file for copies that waits for the next step, where making one takes long
 FIRST_LOOK = 256  # at so many copies of an arena those that have ended are forgotten
 
 
@@ -334,7 +335,7 @@ class CpuEngine:
         self.health = TierHealth(
             self._directory.name, self._directory.another, partial(_explained, self._directory, os.getpid())
         )
-        self._free = FreeRoom[SpillFile]()
+        self._free = {purpose: FreeRoom[SpillFile]() for purpose in get_args(Purpose)}
         # By running steps. Those alone hold them: what an interrupt has kept from ending must not keep its file.
         self._in_use: weakref.WeakSet[SpillFile] = weakref.WeakSet()
         self._closed = False
@@ -363,17 +364,16 @@ class CpuEngine:
     def open_arena(self, size_bytes: int, purpose: Purpose = "step") -> CpuArena:
         """Open an arena of `size_bytes` on a free file of about that size, or a new one, which costs little.
 
-        Without bytes it needs no file. Copies are needed in few steps: their file does not wait for those of all steps.
+        Without bytes it needs no file.
         """
         if not size_bytes:
             return CpuArena(self, None, purpose)
         if os.getpid() != self._process:  # a fork must not write to its parent's files
             self._process = os.getpid()
             self._in_use.clear()
-            self._free.clear()
+            self._forget_free()
         padded = round_up(size_bytes, ALIGNMENT_BYTES) + ALIGNMENT_BYTES
-        file = None if purpose == "copies" else self._free.take(padded)
-        file = file or self._new_file(padded)
+        file = self._free[purpose].take(padded) or self._new_file(padded)
         self._in_use.add(file)
         arena = CpuArena(self, file, purpose)
         self._arenas.add(arena)
@@ -388,11 +388,15 @@ class CpuEngine:
     def _new_file(self, size_bytes: int) -> SpillFile:
         taken_bytes = size_bytes - ALIGNMENT_BYTES
         if not self.room.has(taken_bytes):
-            self._free.clear()
+            self._forget_free()
         self.room.check(taken_bytes)
         file = SpillFile(self._directory, size_bytes)
         self.room.hold(file, taken_bytes)
         return file
+
+    def _forget_free(self) -> None:
+        for free in self._free.values():
+            free.clear()
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[Callable[[], None]]:
@@ -400,12 +404,15 @@ class CpuEngine:
         yield lambda: None
 
     def take_back(self, file: SpillFile, purpose: Purpose) -> None:
-        """Take a step's file back. A file that a fork inherited stays with the parent."""
+        """Take a step's file back. A file that a fork inherited stays with the parent.
+
+        Copies are needed in few steps, or in each of many recipes: a large file does not wait for them.
+        """
         if file not in self._in_use:
             return
         self._in_use.discard(file)
-        if purpose != "copies" and not self._closed:
-            self._free.give(file)
+        if not self._closed and (purpose != "copies" or file.size_bytes <= MOST_COPIES_BYTES):
+            self._free[purpose].give(file)
         if self._closed:
             self.close()
 
@@ -414,7 +421,7 @@ class CpuEngine:
         self._closed = True
         if not list(self._in_use):
             self._finalizer()
-            self._free.clear()
+            self._forget_free()
             moving_memory.listen_no_longer(self)
 
 

@@ -229,7 +229,7 @@ def test_nothing_is_left_after_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
         assert evictor._values == {}
         assert [each for each in found if each() is not None] == []
         assert len(set(live)) == 1
-        assert len(evictor.engine._free) == 1  # the file of one step, used by each after the other
+        assert len(evictor.engine._free["step"]) == 1  # the file of one step, used by each after the other
         assert not evictor.engine._in_use
 
 
