@@ -81,6 +81,7 @@ class Persistence:
         self._moved: Moved | None = None
         self._staying_bytes: Mapping[str, int] = {}
         self._is_refused = self._has_begun = False
+        self._is_on_trial = False  # whether memory is there for one step alone, unless that needs it
         self._moved_in: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # of models that do not fit
         self._has_missed = False  # whether the budget was passed in the last step, or in an optimizer's after it
         self._has_passed_by = False  # whether that was not under it
@@ -151,6 +152,8 @@ class Persistence:
         if torch.compiler.is_compiling():
             return
         self.times.optimizer_steps(optimizer)
+        if self._is_on_trial and not self._may_go_on(optimizer):
+            return
         memory = self.memory
         if memory is not None and self._are_viewed and is_alone():
             self._are_viewed = False
@@ -164,6 +167,15 @@ class Persistence:
         memory.adopt_stepped(stepped_by(optimizer))
         self._sliced.add(optimizer, memory, self._slice_bytes)
         memory.make_room()
+
+    def _may_go_on(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Go on with what is on trial if an optimizer's step would pass the budget, and return whether it would."""
+        is_passed = not self.states.is_like_before(optimizer) and self._needs.is_passed_by_step(
+            optimizer, self._evictor.budget_bytes, self._share
+        )
+        if is_passed and self.memory is not None:
+            self._go_on(self.memory)
+        return is_passed
 
     def _begin_before(self, optimizer: torch.optim.Optimizer) -> PersistentMemory | None:
         """Have things leave from an optimizer's step on if it would pass the budget."""
@@ -207,13 +219,19 @@ class Persistence:
         """Have everything back for good, as a compiled graph is about to run, whose kernels take addresses."""
         if self.memory is None:
             return
+        was_on_trial = self._is_on_trial
+        self._end_and_unmark()
+        if not was_on_trial:
+            self._refuse_compiled()
+
+    def _end_and_unmark(self) -> None:
+        """Have everything back for good, and nothing on any tensor, the keys of which are a reason to compile anew."""
         models = self._living()
         stepped = self.states.in_no_model(models)
         self._end_memory()
         for tensor in chain(stepped, *map(tensors_of, models)):
-            unmark(tensor)  # the keys of a tensor are a reason to compile anew
+            unmark(tensor)
         self._data.unmark()
-        self._refuse_compiled()
 
     def _refuse_compiled(self) -> None:
         self._is_refused, self.may_plan = True, True
@@ -282,7 +300,7 @@ class Persistence:
         self,
         models: Sequence[torch.nn.Module],
         budget_bytes: int | None,
-        arguments: object = (),
+        arguments: object = None,
         most_bytes: int | None = None,
     ) -> None:
         """Look at what a step begins with, and let it leave if there is no room for it.
@@ -290,7 +308,7 @@ class Persistence:
         Args:
             models: The models of the step.
             budget_bytes: The budget, or None if it is not known yet.
-            arguments: What the model is called with, in any nesting.
+            arguments: What the model is called with, in any nesting. None: no step begins.
             most_bytes: What may be live as the step begins for its plan to be followed, or None without a plan.
         """
         self._unseen.clear()
@@ -301,16 +319,19 @@ class Persistence:
         self._is_budget_known, self._share = budget_bytes is not None, 0.0
         if self._has_to_stay():
             return
-        memory = self._memory_of(models, budget_bytes)
+        memory = self._memory_of(models, budget_bytes, arguments)
         if memory is None:
             return
-        self._data.step_begins(memory, has_missed, arguments)
+        if self._is_on_trial:
+            self._data.begin_trial(memory, arguments)
+        else:
+            self._data.step_begins(memory, has_missed, arguments)
         self._has_missed = False
         here_bytes, parameters = memory.values.here_bytes(), parameters_of(models)
         stepped = self.states.in_no_model(models, parameters)
         has_room = self._needs.can_stay([*parameters, *stepped], here_bytes)
         self.may_plan = memory.values.are_last = has_room and self._steps_with_moves < _MOST_STEPS_WITH_MOVES
-        if self.may_plan:  # else it leaves as pressure asks for it
+        if self.may_plan and not self._is_on_trial:  # else it leaves as pressure asks for it
             if most_bytes is None:
                 memory.let_state_leave(self._needs.missing_bytes(here_bytes, budget_bytes))
             else:
@@ -322,15 +343,31 @@ class Persistence:
         """Whether the budget was passed since the last step, as where averages of parameters are updated."""
         return self._evictor.missing_bytes > 0 and not self._has_passed_by
 
-    def _memory_of(self, models: Sequence[torch.nn.Module], budget_bytes: int | None) -> PersistentMemory | None:
+    def _memory_of(
+        self, models: Sequence[torch.nn.Module], budget_bytes: int | None, arguments: object = None
+    ) -> PersistentMemory | None:
         """Return what lets things leave, with all in it that the models have by now; None if nothing needs to leave."""
-        if self.memory is None and budget_bytes is not None and self._is_needed(models, budget_bytes):
-            self._begin(models, budget_bytes)
+        if self.memory is None and budget_bytes is not None:
+            if self._is_needed(models, budget_bytes):
+                self._begin(models, budget_bytes)
+            elif arguments is not None and self._needs.may_be_tight(parameters_of(models), arguments):
+                self._begin_trial(models, budget_bytes)
         memory = self.memory
         if memory is not None:
             memory.begin_step(models)
-            self._attach(models, memory)
+            if not self._is_on_trial:
+                self._attach(models, memory)
         return memory
+
+    def _begin_trial(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> None:
+        """Have things leave in one step if nothing else can: only its end shows what a step like none before needs.
+
+        Later is too late, as autograd holds views of parameters then, which are read unseen.
+        """
+        has_limit = self._evictor.engine.room.limit_bytes is not None
+        if has_limit or LIBRARY.get() is None or not self._may_begin() or self._runs_compiled(models):
+            return
+        self._begin(models, budget_bytes, is_on_trial=True)
 
     def _has_to_stay(self) -> bool:
         """Have everything back as long as a profiler of the program reads addresses before ops are seen, and say so."""
@@ -397,6 +434,9 @@ class Persistence:
         """
         if is_stepping():
             return False
+        if self.memory is not None and self.memory.values.are_held_back:
+            self.memory.values.are_held_back = False
+            return True
         may_resort, self._may_resort = self._may_resort, False  # looking for it takes long
         library = LIBRARY.loaded
         if not may_resort or library is None or (self.memory is None and not self._may_begin()):
@@ -404,7 +444,7 @@ class Persistence:
         self._is_in_op = True
         try:
             may_adopt, self._may_adopt_state = self._may_adopt_state, False
-            has_state = may_adopt and self.memory is None and self._adopt_state()
+            has_state = may_adopt and (self.memory is None or self._is_on_trial) and self._adopt_state()
             may_look = self._data.may_look_now(library)
             trained = parameters_of(self._living()) if may_look else ()
             has_data = may_look and self._data.leaves_now(library, followed, self._memory_now, trained)
@@ -477,6 +517,21 @@ class Persistence:
         self._has_missed = self._has_missed or self._evictor.missing_bytes > 0
         if self.may_plan and self.moves and not may_still_be_planned:
             self._steps_with_moves += 1
+        if self._is_on_trial:
+            self._end_trial()
+
+    def _end_trial(self) -> None:
+        """Go on if the step has needed it, or have everything stay again."""
+        if self.memory is not None and (self.moves or self._has_missed):
+            self._go_on(self.memory)
+        else:
+            self._end_and_unmark()
+
+    def _go_on(self, memory: PersistentMemory) -> None:
+        self._is_on_trial = memory.values.are_held_back = False
+        self._say_begun(f"the budget of {format_bytes(self._evictor.budget_bytes)}")
+        self._data.end_trial(memory)
+        self._attach(self._living(), memory)
 
     def _is_needed(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> bool:
         if not self._may_begin():
@@ -487,8 +542,13 @@ class Persistence:
             return True
         return self._needs.is_tight(parameters_of(models), budget_bytes)
 
-    def _begin(self, models: Sequence[torch.nn.Module], budget_bytes: int, told: str = "") -> PersistentMemory | None:
-        if self.has_compiled or any(compiled_part(model) is not None for model in models):
+    def _runs_compiled(self, models: Sequence[torch.nn.Module]) -> bool:
+        return self.has_compiled or any(compiled_part(model) is not None for model in models)
+
+    def _begin(
+        self, models: Sequence[torch.nn.Module], budget_bytes: int, told: str = "", *, is_on_trial: bool = False
+    ) -> PersistentMemory | None:
+        if self._runs_compiled(models):
             self._refuse_compiled()
             return None
         with self._evictor.lock:  # another thread may be about to step its optimizer
@@ -508,11 +568,16 @@ class Persistence:
             self._moved, self._staying_bytes = self.memory.values.moved, self.memory.staying_bytes
             if needed_bytes is not None:
                 self.memory.reserve(needed_bytes)
+            self._is_on_trial = self.memory.values.are_held_back = is_on_trial
+        if not is_on_trial:
+            self._say_begun(told or f"the budget of {format_bytes(budget_bytes)}")
+        return self.memory
+
+    def _say_begun(self, exceeded: str) -> None:
         self._say(
             f"parameters, gradients and the optimizer's state leave {self._evictor.device.type} memory where a step "
-            f"would exceed {told or f'the budget of {format_bytes(budget_bytes)}'}"
+            f"would exceed {exceeded}"
         )
-        return self.memory
 
     def _check_tier(self, models: Sequence[torch.nn.Module]) -> int | None:
         """Return what all of this takes of a swap tier that has a limit, or None if that is not known to fit.
@@ -585,6 +650,7 @@ class Persistence:
         self._calls.end()
         optimizers = self._sliced.end()
         memory, self.memory, self.times.moves = self.memory, None, False
+        self._is_on_trial = False
         if memory is None:
             return
         if is_over and self._moved_in and not memory.fits:

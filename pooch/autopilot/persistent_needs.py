@@ -11,11 +11,12 @@ import torch
 
 from ..executor.evictor import Evictor
 from ..executor.slices import MOST_MOMENTS, TEMPORARIES, known_moments
-from ..torchtools.tensors import gradient_of
+from ..torchtools.tensors import find_tensors, gradient_of, tensor_bytes
 from .optimizer_states import OptimizerStates, stepped_by
 
 PLANNED_SHARE = 0.9  # of the room: where parameters and gradients alone take more, steps are not planned
 TIGHT_SHARE = 0.75  # of the room: where what outlives steps takes more, the rest may be too little for a step
+TRIAL_SHARE = 0.05  # of the room: where it takes less, a step that passes the budget would do so without it as well
 SAFE_SHARE = 0.95  # of the room: what the last steps would have taken with the state, so that it need not leave
 _SIMILAR_STEPS = 8
 _MOST_TIMES = 16  # the size of its parameters: what an optimizer's step takes at most beside them, of whatever kind
@@ -61,6 +62,7 @@ class PersistentNeeds:
     def __init__(self, evictor: Evictor, states: OptimizerStates) -> None:
         self._evictor, self._states = evictor, states
         self._rises_bytes: deque[int] = deque(maxlen=_SIMILAR_STEPS)  # of the last steps
+        self._most_given_bytes = -1  # to a step
 
     def step_ended(self, rise_bytes: int) -> None:
         """Note by how much the peak of a step was above what was live before it."""
@@ -112,6 +114,21 @@ class PersistentNeeds:
         if not needed_bytes <= room_bytes < needed_bytes + most_bytes:
             return needed_bytes > room_bytes
         return needed_bytes + self._states.stepping_bytes(trained) > room_bytes
+
+    def may_be_tight(self, parameters: Iterable[torch.nn.Parameter], arguments: object) -> bool:
+        """Return whether a step may need what parameters and gradients take, as it is given more than any before it.
+
+        Args:
+            parameters: The parameters.
+            arguments: What the model is called with, in any nesting.
+        """
+        given_bytes = sum(map(tensor_bytes, find_tensors(arguments)))
+        if given_bytes <= self._most_given_bytes:
+            return False
+        self._most_given_bytes = given_bytes
+        taken = Taken.by(parameters)
+        needed_bytes = taken.parameters_bytes + taken.to_come_bytes
+        return needed_bytes > TRIAL_SHARE * self.room_bytes(taken.parameters_bytes)
 
     def is_passed_by_step(self, optimizer: torch.optim.Optimizer, budget_bytes: int, share: float) -> bool:
         """Return whether an optimizer's step would pass the budget with the state that comes to be in it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from traceback import walk_stack
 from typing import Any
@@ -47,6 +48,24 @@ class ProgramData:
         self._looks_at_all = not has_streams(evictor.device)
         self._has_begun = False
         self._all, self._young = Seldom(), Seldom()
+        self._given: list[weakref.ref[torch.Tensor]] = []  # to a step on trial
+
+    def begin_trial(self, memory: PersistentMemory, arguments: object) -> None:
+        """Have what a step is given leave in it if nothing else can.
+
+        Args:
+            memory: What may leave.
+            arguments: What the model is called with, in any nesting.
+        """
+        if is_alone():
+            given = find_tensors(arguments)
+            self._given = list(map(weakref.ref, given))
+            memory.adopt_data(self._free(given, memory.library), is_given=True)
+
+    def end_trial(self, memory: PersistentMemory) -> None:
+        """Go on in later steps if what the step was given has left."""
+        if memory.values.moved.out_bytes["data"]:
+            self._begin(_data_bytes(memory))
 
     def step_begins(self, memory: PersistentMemory, has_missed: bool, arguments: object) -> None:
         """Have data leave from now on if the budget was passed, and from then on what a step is given.
@@ -135,6 +154,10 @@ class ProgramData:
 
     def unmark(self) -> None:
         """Have ops on data seen within regions alone, which does not leave any more."""
+        given, self._given = self._given, []
+        for each in given:
+            if (tensor := each()) is not None:
+                unmark(tensor)
         if self._has_begun and is_alone():
             for tensor in live_tensors(self._evictor.device.type):
                 unmark(tensor)
@@ -152,13 +175,17 @@ class ProgramData:
         before_bytes = _data_bytes(memory)
         memory.adopt_data(found, is_given=is_given)
         data_bytes = _data_bytes(memory)
-        if data_bytes and not self._has_begun:
+        if data_bytes:
+            self._begin(data_bytes)
+        return data_bytes - before_bytes
+
+    def _begin(self, data_bytes: int) -> None:
+        if not self._has_begun:
             self._has_begun = True
             self._tell(
                 "nothing else can leave, so tensors that the program holds leave "
                 f"{self._evictor.device.type} memory as well from now on ({format_bytes(data_bytes)})"
             )
-        return data_bytes - before_bytes
 
 
 def _data_bytes(memory: PersistentMemory) -> int:

@@ -433,6 +433,7 @@ class PersistentValues:
     Attributes:
         moved: What was copied.
         are_last: Whether they leave after all values that autograd has saved, whatever that costs.
+        are_held_back: Whether none leaves.
     """
 
     def __init__(self, count_uses: Callable[[], int], count_here_bytes: Callable[[], int] | None = None) -> None:
@@ -442,7 +443,7 @@ class PersistentValues:
         self._scored: list[tuple[float, PersistentValue]] = []  # those that could leave at `_scored_at`, in order
         self._scored_at = self._first = 0  # the latter: the place of the first that has not left since
         self.moved = Moved()
-        self.are_last = False
+        self.are_last = self.are_held_back = False
 
     def __iter__(self) -> Iterator[PersistentValue]:
         return iter(list(self._values.values()))
@@ -546,6 +547,9 @@ class PersistentValues:
             cost_ms: Gives what leaving costs.
             score: Gives the score of a saved value, by which it is compared with these.
         """
+        if self.are_held_back:
+            yield from saved
+            return
         own = self._in_order(cost_ms)
         following = next(own, None)
         for value in saved:
