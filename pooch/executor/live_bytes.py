@@ -18,6 +18,7 @@ from ..torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from ..torchtools.endings import end_with
 from ..torchtools.function_modes import past_subclasses
 from ..torchtools.memory_trace import live_bytes, live_tensors
+from ..torchtools.ranks import EarlierBuckets
 from ..torchtools.tensors import has_own_memory, storage_key, storage_of
 from ..torchtools.watch import address_of, is_away
 
@@ -57,6 +58,7 @@ class CountedBytes(LiveBytes):
         self._given: set[int] = set()  # of these addresses, those of what steps were given
         self._told: set[int] = set()  # addresses of what somebody else tells the end of
         self._counted_at: set[int] | None = set()  # the addresses of what was counted; None: they are not known
+        self._buckets = EarlierBuckets()
         self._make_room: MakeRoom | None = None
         self._budget_bytes = 0
         self.has_given_up = False
@@ -75,14 +77,14 @@ class CountedBytes(LiveBytes):
             if_less: Only if some of what was counted is gone. With large libraries loaded, a walk can take as long as a
                 step.
         """
-        if if_less and all(map(self._is_where_it_was, self._earlier)):
+        if if_less and all(map(self._is_where_it_was, self._earlier)) and not self._buckets.has_changed("cpu"):
             return
         found = {storage_key(tensor): tensor for tensor in live_tensors()}
         there = [storage_of(tensor) for key, tensor in found.items() if not is_away(key)]
         unknown = [storage for storage in there if not self._allocator.knows(address_of(storage))]
         unknown.sort(key=torch.UntypedStorage.nbytes)  # of several on the same memory the largest counts
         self._earlier = {address_of(storage): (weakref.ref(storage), storage.nbytes()) for storage in unknown}
-        self._earlier_bytes = sum(size_bytes for _, size_bytes in self._earlier.values())
+        self._earlier_bytes = sum(size_bytes for _, size_bytes in self._earlier.values()) + self._buckets.count("cpu")
         self._counted_at = set(self._earlier)
         self._given &= self._counted_at
         self._told &= self._counted_at  # others have ended without a word

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +20,9 @@ import torch
 from torch import distributed
 
 from ..ground.errors import RankError, UsageError, first_line
+from ..ground.live_objects import live_objects
 from ..ground.messages import write_line
+from .tensors import gradient_of
 
 LOOK_EVERY_S = 0.05
 GRACE_S = 10.0  # for a rank to leave a collective by itself, which fails when the connection to another rank does
@@ -48,6 +51,36 @@ def will_arrange_buckets(model: torch.nn.Module) -> bool:
         and (model.static_graph or not model.find_unused_parameters)
         and not getattr(model, "_has_rebuilt_buckets", True)
     )
+
+
+class EarlierBuckets:
+    """The buckets of DDP models that are there already. DDP makes them as it is made, and C++ holds them, unseen."""
+
+    def __init__(self) -> None:
+        kind = torch.nn.parallel.DistributedDataParallel
+        models = live_objects(kind) if is_distributed() else []
+        self._models = [(weakref.ref(each), will_arrange_buckets(each)) for each in models]
+        self.counted_bytes = 0  # by the last `count`
+
+    def count(self, device_type: str) -> int:
+        """Return the bytes of those that are still there, but for those that are seen as gradients."""
+        models = ((model(), will_arrange) for model, will_arrange in self._models)
+        there = [each for each, would in models if each is not None and (not would or will_arrange_buckets(each))]
+        self.counted_bytes = sum(_bucket_bytes(each, device_type) for each in there)
+        return self.counted_bytes
+
+    def has_changed(self, device_type: str) -> bool:
+        """Return whether fewer or others are there than were counted last."""
+        return bool(self._models) and self.counted_bytes != self.count(device_type)
+
+
+def _bucket_bytes(model: torch.nn.parallel.DistributedDataParallel, device_type: str) -> int:
+    ignored = model.parameters_to_ignore
+    named = model.module.named_parameters()
+    trained = [each for name, each in named if each.requires_grad and name not in ignored]
+    if model.gradient_as_bucket_view and any(gradient_of(each) is not None for each in trained):
+        return 0  # they are the gradients
+    return sum(each.nbytes for each in trained if each.device.type == device_type)
 
 
 def is_distributed() -> bool:

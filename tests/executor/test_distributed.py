@@ -5,7 +5,9 @@ What needs two processes is in `test_ranks.py`.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,12 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
+from pooch.executor.live_bytes import CountedBytes
+from pooch.torchtools.memory_trace import live_bytes
+from tests.counting import the_allocator
 from tests.executor.test_ways_of_training import CHOICES, Layers, check
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -38,6 +45,37 @@ def test_distributed_data_parallel(choice: str, one_rank: None) -> None:
         return model
 
     check(make, choice)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("as_view", [False, True])
+def test_buckets_that_were_made_before_are_counted(as_view: bool, one_rank: None) -> None:
+    model = DistributedDataParallel(nn.Linear(256, 256), gradient_as_bucket_view=as_view)
+    bucket_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    with closing(CountedBytes(the_allocator())) as counted:
+        unseen_bytes = [counted.now() - live_bytes(CPU)]
+        for _ in range(3):
+            model(torch.ones(8, 256)).sum().backward()
+            counted.recount()
+            unseen_bytes.append(counted.now() - live_bytes(CPU))
+        assert model._has_rebuilt_buckets
+        assert counted._buckets.counted_bytes == 0
+    assert unseen_bytes[:2] == 2 * [bucket_bytes] if not as_view else unseen_bytes[0] == bucket_bytes
+    assert unseen_bytes[-1] == (0 if as_view else bucket_bytes)  # arranged anew, and seen as they were made
+
+
+@pytest.mark.cpu
+def test_buckets_that_were_arranged_before_are_counted_until_their_model_is_gone(one_rank: None) -> None:
+    model = DistributedDataParallel(nn.Linear(256, 256))
+    bucket_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    for _ in range(2):
+        model(torch.ones(8, 256)).sum().backward()
+    with closing(CountedBytes(the_allocator())) as counted:
+        assert counted.now() - live_bytes(CPU) == bucket_bytes
+        del model
+        gc.collect()
+        counted.recount(if_less=True)
+        assert counted.now() == live_bytes(CPU)
 
 
 class Named(torch.Tensor):
