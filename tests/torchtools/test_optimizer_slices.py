@@ -317,12 +317,15 @@ def test_sparse_gradients(kind: type[optim.Optimizer]) -> None:
     assert len(watch.slices) > 4
 
 
+def with_gradients(optimizer: Any) -> Any:
+    for each in parameters_of(optimizer):
+        each.grad = torch.randn_like(each)
+    return optimizer
+
+
 def optimizer_with_gradients(kind: Any = optim.AdamW, count: int = 5, **settings: Any) -> Any:
     torch.manual_seed(0)
-    parameters = [nn.Parameter(torch.randn(3 + n, 4)) for n in range(count)]
-    for each in parameters:
-        each.grad = torch.randn_like(each)
-    return kind(parameters, **settings)
+    return with_gradients(kind([nn.Parameter(torch.randn(3 + n, 4)) for n in range(count)], **settings))
 
 
 def step_both(make: Callable[[], Any], steps: int = 3, slice_bytes: int = 1) -> Watch:
@@ -830,6 +833,22 @@ class SkipsAll(Own):
                 each.zero_()
 
 
+class ShrinksEveryTenthTime(Own):
+    def update(self, number: int, group: Any, parameter: Any) -> None:
+        super().update(number, group, parameter)
+        self.state[parameter]["steps"] = steps = self.state[parameter].get("steps", 0) + 1
+        if steps % 10 == 0:
+            parameter.div_(nn.utils.get_total_norm(parameters_of(self)))
+
+
+class StepsTheLastLess(Own):
+    """As those do that go by the number of a layer."""
+
+    def prepare(self) -> None:
+        for each in parameters_of(self)[4:]:
+            each.mul_(0.99)
+
+
 class Draws(Own):
     def prepare(self) -> None:
         torch.rand(())
@@ -933,6 +952,8 @@ COUPLED = [
     (ClipsInside, "one by one differ"),
     (ShrinksWhatIsLarge, "one by one differ"),
     (SkipsAll, "one by one differ"),
+    (ShrinksEveryTenthTime, "one by one differ"),
+    (StepsTheLastLess, "one by one differ"),
     (Draws, "random"),
     (DrawsInPython, "random"),
     (DrawsInNumpy, "random"),
@@ -1158,6 +1179,36 @@ def test_the_place_of_a_group_is_kept_for_an_optimizer_that_asks_for_it() -> Non
     assert len(watch.slices) == 15
 
 
+def test_matrices_between_vectors_that_are_clipped_together_are_not_parted() -> None:
+    class ClipsMatrices(Own):
+        def prepare(self) -> None:
+            gradients = [each.grad for each in parameters_of(self) if each.dim() == 2]
+            norm = nn.utils.get_total_norm(gradients)
+            for each in gradients:
+                each.div_(norm)
+
+    def make() -> Any:
+        return with_gradients(ClipsMatrices(model().parameters()))
+
+    assert "one by one differ" in step_both(make).told[0]
+
+
+def test_a_group_after_many_others_is_tried_too() -> None:
+    class AverageInOneGroup(Own):
+        def prepare(self) -> None:
+            gradients = [each.grad for each in self.param_groups[-1]["params"]]
+            for each in gradients:
+                each.div_(nn.utils.get_total_norm(gradients))
+
+    def make() -> Any:
+        optimizer = own(AverageInOneGroup)
+        for _ in range(4):
+            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(3))]})
+        return with_gradients(optimizer)
+
+    assert "one by one differ" in step_both(make).told[0]
+
+
 class OnLists(Own):
     """Computes each group by ops on lists, which raise for an empty one."""
 
@@ -1228,7 +1279,7 @@ class _Late(Own):
     def update(self, number: int, group: Any, parameter: Any) -> None:
         super().update(number, group, parameter)
         self.state[parameter]["steps"] = steps = self.state[parameter].get("steps", 0) + 1
-        if steps > 9:
+        if steps > small_copies.TRIAL_STEPS:
             self.change(group)
 
     def change(self, group: Any) -> None:
@@ -1244,14 +1295,14 @@ class _LateInGroups(_Late):
 def test_an_optimizer_that_changes_itself_later_is_told_and_not_cut_again(kind: Any) -> None:
     plain, optimizer = optimizer_with_gradients(kind), optimizer_with_gradients(kind)
     slices, watch = sliced(optimizer, 1)
-    for _ in range(12):
+    for _ in range(small_copies.TRIAL_STEPS + 3):
         plain.step()
         optimizer.step()
         assert_same_bits(plain, optimizer)
         assert small_copies.same(small_copies._attributes(optimizer), small_copies._attributes(plain))
     slices.detach()
     assert "this step may differ: its step has changed late" in watch.told[0]
-    assert [len(each) for each in watch.slices] == [1] * 5 * 10 + [5] * 2
+    assert [len(each) for each in watch.slices] == [1] * 5 * (small_copies.TRIAL_STEPS + 1) + [5] * 2
 
 
 def test_what_derives_from_an_optimizer_of_pytorch_is_tried() -> None:

@@ -2,7 +2,8 @@
 
 Two copies of the optimizer get the same few small parameters, of made-up values, and the same gradients. One of them
 steps them together, and the other one after the other. Gradients are of ordinary size, large and small, zero, and not
-a number. Nothing of the optimizer or its parameters is read but settings and shapes, and nothing large is made.
+a number. If that makes no difference, two further copies have as many parameters as the optimizer. Nothing of the
+optimizer or its parameters is read but settings and shapes, and nothing large is made.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from .diversion import Step
 from .shadow import Part, Shadow
 from .small_copies import (
     TRIAL_STEPS,
+    TRIAL_STEPS_OF_ALL,
     NotOneByOne,
     Sample,
+    all_samples_of,
     have_states,
     results_of,
     same,
@@ -103,7 +106,12 @@ class Trials:
     ) -> _Verdict:
         key = with_state, _key(optimizer, with_closure, samples, arguments)
         if key not in self._verdicts:
-            self._verdicts[key] = _try(optimizer, self._plain, with_closure, samples, arguments)
+            verdict = _try(optimizer, self._plain, with_closure, samples, arguments, TRIAL_STEPS)
+            if verdict.why_whole is None:
+                every = all_samples_of(optimizer, with_closure, with_state)
+                of_all = _try(optimizer, self._plain, with_closure, every, arguments, TRIAL_STEPS_OF_ALL)
+                verdict = replace(of_all, changes=verdict.changes | of_all.changes)
+            self._verdicts[key] = verdict
         return self._verdicts[key]
 
 
@@ -125,9 +133,14 @@ def _switch(value: object) -> object:
 
 
 def _try(
-    optimizer: Optimizer, plain: Step, with_closure: bool, samples: _Samples, arguments: Mapping[str, Any]
+    optimizer: Optimizer,
+    plain: Step,
+    with_closure: bool,
+    samples: _Samples,
+    arguments: Mapping[str, Any],
+    steps: int,
 ) -> _Verdict:
-    make = partial(_Trial, optimizer, plain, samples, arguments)
+    make = partial(_Trial, optimizer, plain, samples, arguments, steps)
     verdict = _outcome(make, with_closure, samples)
     if verdict.has_raised and len(samples) > 1:
         without_empty = _outcome(partial(make, all_groups=False), with_closure, samples)
@@ -170,6 +183,7 @@ class _Trial:
         plain: the step that its class defines.
         samples: what its parameters are like.
         arguments: what its step is given beside a closure.
+        steps: how many steps they make.
         all_groups: as `Shadow` takes it.
     """
 
@@ -179,6 +193,7 @@ class _Trial:
         plain: Step,
         samples: _Samples,
         arguments: Mapping[str, Any],
+        steps: int,
         all_groups: bool = True,
     ) -> None:
         kinds = {sample.kind for group in samples for sample in group}
@@ -187,7 +202,7 @@ class _Trial:
         if hasattr(type(optimizer), "__del__") or not {"state", "param_groups"} <= vars(optimizer).keys():
             raise NotOneByOne("there cannot be a copy of it")
         self._plain, self._samples, self._all_groups = plain, samples, all_groups
-        self._arguments = arguments
+        self._arguments, self._steps = arguments, steps
         self._together, self._apart = small_copy(optimizer, samples), small_copy(optimizer, samples)
 
     def run(self, with_closure: bool) -> frozenset[str]:
@@ -195,7 +210,7 @@ class _Trial:
         changes = frozenset[str]()
         containers = _containers(self._together)
         with no_hooks_seen(self._together, self._apart):
-            for number in range(TRIAL_STEPS):
+            for number in range(self._steps):
                 self._step_together(number, with_closure)
                 set_gradients(self._apart, self._samples, number)
                 changes |= self._step_apart()
