@@ -1002,6 +1002,66 @@ def test_an_optimizer_that_does_not_take_each_parameter_by_itself_is_not_cut(kin
     assert re.search(f"^{kind.__name__} steps all its parameters at once: .*({reason})", watch.told[0])
 
 
+GENERATOR, IN_PYTHON, IN_NUMPY = torch.Generator(), random.Random(0), numpy.random.default_rng(0)
+
+
+class DrawsFromAGenerator(Own):
+    def prepare(self) -> None:
+        for each in parameters_of(self):
+            each.add_(torch.randn(each.shape, generator=GENERATOR))
+
+
+class DrawsInPythonFromAGenerator(Own):
+    def prepare(self) -> None:
+        parameters_of(self)[0].mul_(IN_PYTHON.random())
+
+
+class DrawsInNumpyFromAGenerator(Own):
+    def prepare(self) -> None:
+        parameters_of(self)[0].mul_(IN_NUMPY.random())
+
+
+class CountsInItsClass(Own):
+    steps = 0
+
+    def prepare(self) -> None:
+        CountsInItsClass.steps += 1
+        parameters_of(self)[0].div_(CountsInItsClass.steps)
+
+
+class DrawsFromAGeneratorOfItsClass(Own):
+    generator = random.Random(0)
+
+    def prepare(self) -> None:
+        parameters_of(self)[0].mul_(self.generator.random())
+
+
+BESIDE = [
+    DrawsFromAGenerator,
+    DrawsInPythonFromAGenerator,
+    DrawsInNumpyFromAGenerator,
+    CountsInItsClass,
+    DrawsFromAGeneratorOfItsClass,
+]
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_a_trial_leaves_what_is_beside_an_optimizer_as_it_is(kind: Any) -> None:
+    found = []
+    for is_sliced in (False, True):
+        GENERATOR.manual_seed(1)
+        IN_PYTHON.seed(1)
+        IN_NUMPY.bit_generator.state = numpy.random.PCG64(1).state
+        CountsInItsClass.steps = 0
+        DrawsFromAGeneratorOfItsClass.generator.seed(1)
+        found.append(optimizer_with_gradients(kind))
+        if is_sliced:
+            sliced(found[-1], 1)[0]._needs.of(found[-1])
+        for _ in range(3):
+            found[-1].step()
+    assert_same_bits(*found)
+
+
 def test_what_a_step_raises_passes_on() -> None:
     optimizer = own(Raises)
     slices, watch = sliced(optimizer, 1)

@@ -8,9 +8,8 @@ optimizer or its parameters is read but settings and shapes, and nothing large i
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 import numpy
 import torch
 from torch.optim import Optimizer
-from torch.optim import optimizer as of_torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...ground.errors import first_line
@@ -39,6 +37,7 @@ from .small_copies import (
     settings_of,
     small_copy,
 )
+from .unseen import steps_unseen
 
 _CPU = torch.device("cpu")
 
@@ -209,7 +208,7 @@ class _Trial:
         """Step both copies, and return what steps set beside state. Raises `NotOneByOne`, or what a step raises."""
         changes = frozenset[str]()
         containers = _containers(self._together)
-        with no_hooks_seen(self._together, self._apart):
+        with steps_unseen(self._together, self._apart):
             for number in range(self._steps):
                 self._step_together(number, with_closure)
                 set_gradients(self._apart, self._samples, number)
@@ -261,21 +260,3 @@ def _containers(optimizer: Optimizer) -> list[int]:
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> str:
     names = {name for name in before.keys() | after.keys() if not same(before.get(name), after.get(name))}
     return " and ".join(sorted(names)) or "its groups"
-
-
-@contextlib.contextmanager
-def no_hooks_seen(*copies: Optimizer) -> Iterator[None]:
-    """Context manager in which no hook of the program sees the copies: a step that would call hooks raises."""
-    states = [copy.state for copy in copies]
-
-    def refuse(optimizer: Optimizer, *_: Any) -> None:
-        if any(vars(optimizer).get("state") is state for state in states):
-            raise NotOneByOne("its step calls that of another class, with all hooks")
-
-    handle = of_torch.register_optimizer_step_pre_hook(refuse)
-    hooks: Any = of_torch._global_optimizer_pre_hooks
-    hooks.move_to_end(handle.id, last=False)
-    try:
-        yield
-    finally:
-        handle.remove()
