@@ -768,6 +768,47 @@ def test_a_gradient_that_comes_to_be_shared_is_noticed() -> None:
     assert "share memory" in watch.told[0]
 
 
+def on_the_same_data(first: nn.Parameter, second: nn.Parameter) -> None:
+    second.data = first.data
+
+
+def by_the_other_one(first: nn.Parameter, second: nn.Parameter) -> None:
+    second.grad = first.detach()
+
+
+def tied() -> Any:
+    torch.manual_seed(0)
+    return with_gradients(optim.Adam([nn.Parameter(torch.ones(4)) for _ in range(3)], foreach=True))
+
+
+@pytest.mark.parametrize("tie", [on_the_same_data, by_the_other_one])
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_parameters_that_are_tied_while_training_are_not_parted(tie: Any, steps_before: int) -> None:
+    plain, optimizer = tied(), tied()
+    watch = sliced(optimizer, 1)[1]
+    for number in range(steps_before + 3):
+        for each in (plain, optimizer):
+            if number == steps_before:
+                tie(*parameters_of(each)[:2])
+            each.step()
+        assert_same_bits(plain, optimizer)
+    assert len(watch.told) == 1
+
+
+def test_parameters_that_share_a_state_are_not_parted() -> None:
+    def make() -> Any:
+        optimizer, count = tied(), torch.tensor(0.0)
+        for each in parameters_of(optimizer):
+            optimizer.state[each] = {
+                "step": count,
+                "exp_avg": torch.zeros_like(each),
+                "exp_avg_sq": torch.zeros_like(each),
+            }
+        return optimizer
+
+    assert len(step_both(make).told) == 1
+
+
 # Optimizers that nobody knows.
 
 
