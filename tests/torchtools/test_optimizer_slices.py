@@ -1043,6 +1043,7 @@ def test_an_optimizer_that_does_not_take_each_parameter_by_itself_is_not_cut(kin
     assert re.search(f"^{kind.__name__} steps all its parameters at once: .*({reason})", watch.told[0])
 
 
+steps_of_all = 0
 GENERATOR, IN_PYTHON, IN_NUMPY = torch.Generator(), random.Random(0), numpy.random.default_rng(0)
 
 
@@ -1070,6 +1071,15 @@ class CountsInItsClass(Own):
         parameters_of(self)[0].div_(CountsInItsClass.steps)
 
 
+class CountsInAGlobal(Own):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        global steps_of_all
+        steps_of_all += 1
+        for each in parameters_of(self):
+            each.add_(each.grad, alpha=-0.1 / steps_of_all)
+
+
 class DrawsFromAGeneratorOfItsClass(Own):
     generator = random.Random(0)
 
@@ -1082,18 +1092,20 @@ BESIDE = [
     DrawsInPythonFromAGenerator,
     DrawsInNumpyFromAGenerator,
     CountsInItsClass,
+    CountsInAGlobal,
     DrawsFromAGeneratorOfItsClass,
 ]
 
 
 @pytest.mark.parametrize("kind", BESIDE)
-def test_a_trial_leaves_what_is_beside_an_optimizer_as_it_is(kind: Any) -> None:
+def test_a_trial_leaves_what_is_beside_an_optimizer_as_it_is(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for is_sliced in (False, True):
         GENERATOR.manual_seed(1)
         IN_PYTHON.seed(1)
         IN_NUMPY.bit_generator.state = numpy.random.PCG64(1).state
         CountsInItsClass.steps = 0
+        monkeypatch.setitem(globals(), "steps_of_all", 0)
         DrawsFromAGeneratorOfItsClass.generator.seed(1)
         found.append(optimizer_with_gradients(kind))
         if is_sliced:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dis
+import inspect
 import pickle
 import random
 from collections.abc import Callable, Iterator
@@ -29,8 +31,12 @@ def steps_unseen(*copies: Optimizer) -> Iterator[None]:
     as before afterwards. Nothing is compiled: under a mode, Dynamo gives up what the step has compiled, and for good.
 
     Raises:
-        NotOneByOne: the step would call hooks, or has changed something of these.
+        NotOneByOne: the step would call hooks, has changed something of these, or may change what is beside its class.
     """
+    kinds = [kind for kind in type(copies[0]).__mro__ if issubclass(kind, Optimizer) and kind is not Optimizer]
+    functions = _functions_of(kinds)
+    if names := {name for function in functions for name in _set_outside(function)}:
+        raise NotOneByOne(f"its class sets {' and '.join(sorted(names))} outside of itself")
     states = [copy.state for copy in copies]
 
     def refuse(optimizer: Optimizer, *_: Any) -> None:
@@ -40,8 +46,7 @@ def steps_unseen(*copies: Optimizer) -> Iterator[None]:
     handle = of_torch.register_optimizer_step_pre_hook(refuse)
     hooks: Any = of_torch._global_optimizer_pre_hooks
     hooks.move_to_end(handle.id, last=False)
-    kinds = [kind for kind in type(copies[0]).__mro__ if issubclass(kind, Optimizer) and kind is not Optimizer]
-    restores = [*map(_keep_attributes, kinds), *map(_keep_generator, _generators_of(kinds))]
+    restores = [*map(_keep_attributes, kinds), *map(_keep_generator, _generators_of(kinds, functions))]
     why: list[str] = []
     try:
         with torch.compiler.set_stance("force_eager"), _NoGenerators():
@@ -82,11 +87,29 @@ def _keep_attributes(kind: type) -> Callable[[], str]:
     return restore
 
 
-def _generators_of(kinds: list[type[Optimizer]]) -> list[random.Random | numpy.random.Generator]:
+def _functions_of(kinds: list[type[Optimizer]]) -> list[FunctionType]:
+    """The methods of some classes, without what is wrapped around them."""
+    methods = [inspect.unwrap(each) for kind in kinds for each in vars(kind).values() if callable(each)]
+    return [each for each in methods if isinstance(each, FunctionType)]
+
+
+def _set_outside(function: FunctionType) -> list[str]:
+    """The names of globals, and of variables of a function around it, that a function sets."""
+    code = function.__code__
+    return [
+        each.argval
+        for each in dis.get_instructions(code)
+        if each.opname == "STORE_GLOBAL" or (each.opname == "STORE_DEREF" and each.argval in code.co_freevars)
+    ]
+
+
+def _generators_of(
+    kinds: list[type[Optimizer]], functions: list[FunctionType]
+) -> list[random.Random | numpy.random.Generator]:
     """The random generators that some classes have, and those beside their methods, where programs have them."""
-    attributes = [each for kind in kinds for each in vars(kind).values()]
-    beside = {id(each.__globals__): each.__globals__ for each in attributes if isinstance(each, FunctionType)}
-    found = [*attributes, *(each for names in beside.values() for each in list(names.values()))]
+    beside = {id(each.__globals__): each.__globals__ for each in functions}
+    places = [*map(vars, kinds), *beside.values()]
+    found = [each for names in places for each in list(names.values())]
     return [each for each in found if isinstance(each, (random.Random, numpy.random.Generator))]
 
 
