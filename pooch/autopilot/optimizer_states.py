@@ -158,7 +158,9 @@ class OptimizerStates:
         if not parameters <= self._looked_for:
             self._looking = Seldom()
             self._looked_for |= parameters
-        return self.optimizers_of(parameters) if self._looking.is_due() else _that_step(parameters, list(self._met))
+        if self._attached or not self._looking.is_due():  # what is attached was met
+            return _that_step(parameters, list(self._met))
+        return self.optimizers_of(parameters)
 
     def bytes_of(self, trained: Sequence[torch.nn.Parameter]) -> int:
         """Return how much state the optimizer that was given has for some parameters."""

@@ -159,14 +159,15 @@ def test_a_parameter_that_is_too_large_to_be_stepped_within_the_budget_is_told_b
         assert is_told is (auto._driver.counters.between_peak_bytes > budget_bytes)
 
 
+@pytest.mark.parametrize("is_given", [True, False])
 @pytest.mark.parametrize("share", ["50%", "10%"])
-def test_a_parameter_is_compared_with_a_share_once_that_is_known(share: str) -> None:
+def test_a_parameter_is_compared_with_a_share_once_that_is_known(share: str, is_given: bool) -> None:
     """Until then the budget is what there is of it: all parameters were too large for that, and told to be."""
     torch.manual_seed(0)
     widths = [WIDTH, 16 * WIDTH, WIDTH, 16 * WIDTH, WIDTH]
     model, told = nn.Sequential(*(nn.Linear(*each) for each in pairwise(widths))), list[str]()
     optimizer = torch.optim.AdamW(model.parameters())
-    with pooch.auto(model, share, optimizer, tell=told.append) as auto:
+    with pooch.auto(model, share, optimizer if is_given else None, tell=told.append) as auto:
         model(torch.randn(64, WIDTH)).square().mean().backward()
         is_told = any("to step its largest parameter, of 2.25 MiB" in line for line in told)
         optimizer.step()

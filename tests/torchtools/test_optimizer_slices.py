@@ -317,12 +317,15 @@ def test_sparse_gradients(kind: type[optim.Optimizer]) -> None:
     assert len(watch.slices) > 4
 
 
+def with_gradients(optimizer: Any) -> Any:
+    for each in parameters_of(optimizer):
+        each.grad = torch.randn_like(each)
+    return optimizer
+
+
 def optimizer_with_gradients(kind: Any = optim.AdamW, count: int = 5, **settings: Any) -> Any:
     torch.manual_seed(0)
-    parameters = [nn.Parameter(torch.randn(3 + n, 4)) for n in range(count)]
-    for each in parameters:
-        each.grad = torch.randn_like(each)
-    return kind(parameters, **settings)
+    return with_gradients(kind([nn.Parameter(torch.randn(3 + n, 4)) for n in range(count)], **settings))
 
 
 def step_both(make: Callable[[], Any], steps: int = 3, slice_bytes: int = 1) -> Watch:
@@ -765,6 +768,47 @@ def test_a_gradient_that_comes_to_be_shared_is_noticed() -> None:
     assert "share memory" in watch.told[0]
 
 
+def on_the_same_data(first: nn.Parameter, second: nn.Parameter) -> None:
+    second.data = first.data
+
+
+def by_the_other_one(first: nn.Parameter, second: nn.Parameter) -> None:
+    second.grad = first.detach()
+
+
+def tied() -> Any:
+    torch.manual_seed(0)
+    return with_gradients(optim.Adam([nn.Parameter(torch.ones(4)) for _ in range(3)], foreach=True))
+
+
+@pytest.mark.parametrize("tie", [on_the_same_data, by_the_other_one])
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_parameters_that_are_tied_while_training_are_not_parted(tie: Any, steps_before: int) -> None:
+    plain, optimizer = tied(), tied()
+    watch = sliced(optimizer, 1)[1]
+    for number in range(steps_before + 3):
+        for each in (plain, optimizer):
+            if number == steps_before:
+                tie(*parameters_of(each)[:2])
+            each.step()
+        assert_same_bits(plain, optimizer)
+    assert len(watch.told) == 1
+
+
+def test_parameters_that_share_a_state_are_not_parted() -> None:
+    def make() -> Any:
+        optimizer, count = tied(), torch.tensor(0.0)
+        for each in parameters_of(optimizer):
+            optimizer.state[each] = {
+                "step": count,
+                "exp_avg": torch.zeros_like(each),
+                "exp_avg_sq": torch.zeros_like(each),
+            }
+        return optimizer
+
+    assert len(step_both(make).told) == 1
+
+
 # Optimizers that nobody knows.
 
 
@@ -828,6 +872,22 @@ class SkipsAll(Own):
         if not all(each.isfinite().all() for each in gradients):
             for each in gradients:
                 each.zero_()
+
+
+class ShrinksEveryTenthTime(Own):
+    def update(self, number: int, group: Any, parameter: Any) -> None:
+        super().update(number, group, parameter)
+        self.state[parameter]["steps"] = steps = self.state[parameter].get("steps", 0) + 1
+        if steps % 10 == 0:
+            parameter.div_(nn.utils.get_total_norm(parameters_of(self)))
+
+
+class StepsTheLastLess(Own):
+    """As those do that go by the number of a layer."""
+
+    def prepare(self) -> None:
+        for each in parameters_of(self)[4:]:
+            each.mul_(0.99)
 
 
 class Draws(Own):
@@ -933,6 +993,8 @@ COUPLED = [
     (ClipsInside, "one by one differ"),
     (ShrinksWhatIsLarge, "one by one differ"),
     (SkipsAll, "one by one differ"),
+    (ShrinksEveryTenthTime, "one by one differ"),
+    (StepsTheLastLess, "one by one differ"),
     (Draws, "random"),
     (DrawsInPython, "random"),
     (DrawsInNumpy, "random"),
@@ -979,6 +1041,78 @@ def test_an_optimizer_that_does_not_take_each_parameter_by_itself_is_not_cut(kin
     assert watch.slices == [[0, 1, 2, 3, 4]] * 3  # all of its parameters, as it may look at any of them
     assert len(watch.told) == 1
     assert re.search(f"^{kind.__name__} steps all its parameters at once: .*({reason})", watch.told[0])
+
+
+steps_of_all = 0
+GENERATOR, IN_PYTHON, IN_NUMPY = torch.Generator(), random.Random(0), numpy.random.default_rng(0)
+
+
+class DrawsFromAGenerator(Own):
+    def prepare(self) -> None:
+        for each in parameters_of(self):
+            each.add_(torch.randn(each.shape, generator=GENERATOR))
+
+
+class DrawsInPythonFromAGenerator(Own):
+    def prepare(self) -> None:
+        parameters_of(self)[0].mul_(IN_PYTHON.random())
+
+
+class DrawsInNumpyFromAGenerator(Own):
+    def prepare(self) -> None:
+        parameters_of(self)[0].mul_(IN_NUMPY.random())
+
+
+class CountsInItsClass(Own):
+    steps = 0
+
+    def prepare(self) -> None:
+        CountsInItsClass.steps += 1
+        parameters_of(self)[0].div_(CountsInItsClass.steps)
+
+
+class CountsInAGlobal(Own):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        global steps_of_all
+        steps_of_all += 1
+        for each in parameters_of(self):
+            each.add_(each.grad, alpha=-0.1 / steps_of_all)
+
+
+class DrawsFromAGeneratorOfItsClass(Own):
+    generator = random.Random(0)
+
+    def prepare(self) -> None:
+        parameters_of(self)[0].mul_(self.generator.random())
+
+
+BESIDE = [
+    DrawsFromAGenerator,
+    DrawsInPythonFromAGenerator,
+    DrawsInNumpyFromAGenerator,
+    CountsInItsClass,
+    CountsInAGlobal,
+    DrawsFromAGeneratorOfItsClass,
+]
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_a_trial_leaves_what_is_beside_an_optimizer_as_it_is(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for is_sliced in (False, True):
+        GENERATOR.manual_seed(1)
+        IN_PYTHON.seed(1)
+        IN_NUMPY.bit_generator.state = numpy.random.PCG64(1).state
+        CountsInItsClass.steps = 0
+        monkeypatch.setitem(globals(), "steps_of_all", 0)
+        DrawsFromAGeneratorOfItsClass.generator.seed(1)
+        found.append(optimizer_with_gradients(kind))
+        if is_sliced:
+            sliced(found[-1], 1)[0]._needs.of(found[-1])
+        for _ in range(3):
+            found[-1].step()
+    assert_same_bits(*found)
 
 
 def test_what_a_step_raises_passes_on() -> None:
@@ -1158,6 +1292,36 @@ def test_the_place_of_a_group_is_kept_for_an_optimizer_that_asks_for_it() -> Non
     assert len(watch.slices) == 15
 
 
+def test_matrices_between_vectors_that_are_clipped_together_are_not_parted() -> None:
+    class ClipsMatrices(Own):
+        def prepare(self) -> None:
+            gradients = [each.grad for each in parameters_of(self) if each.dim() == 2]
+            norm = nn.utils.get_total_norm(gradients)
+            for each in gradients:
+                each.div_(norm)
+
+    def make() -> Any:
+        return with_gradients(ClipsMatrices(model().parameters()))
+
+    assert "one by one differ" in step_both(make).told[0]
+
+
+def test_a_group_after_many_others_is_tried_too() -> None:
+    class AverageInOneGroup(Own):
+        def prepare(self) -> None:
+            gradients = [each.grad for each in self.param_groups[-1]["params"]]
+            for each in gradients:
+                each.div_(nn.utils.get_total_norm(gradients))
+
+    def make() -> Any:
+        optimizer = own(AverageInOneGroup)
+        for _ in range(4):
+            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(3))]})
+        return with_gradients(optimizer)
+
+    assert "one by one differ" in step_both(make).told[0]
+
+
 class OnLists(Own):
     """Computes each group by ops on lists, which raise for an empty one."""
 
@@ -1228,7 +1392,7 @@ class _Late(Own):
     def update(self, number: int, group: Any, parameter: Any) -> None:
         super().update(number, group, parameter)
         self.state[parameter]["steps"] = steps = self.state[parameter].get("steps", 0) + 1
-        if steps > 9:
+        if steps > small_copies.TRIAL_STEPS:
             self.change(group)
 
     def change(self, group: Any) -> None:
@@ -1244,14 +1408,14 @@ class _LateInGroups(_Late):
 def test_an_optimizer_that_changes_itself_later_is_told_and_not_cut_again(kind: Any) -> None:
     plain, optimizer = optimizer_with_gradients(kind), optimizer_with_gradients(kind)
     slices, watch = sliced(optimizer, 1)
-    for _ in range(12):
+    for _ in range(small_copies.TRIAL_STEPS + 3):
         plain.step()
         optimizer.step()
         assert_same_bits(plain, optimizer)
         assert small_copies.same(small_copies._attributes(optimizer), small_copies._attributes(plain))
     slices.detach()
     assert "this step may differ: its step has changed late" in watch.told[0]
-    assert [len(each) for each in watch.slices] == [1] * 5 * 10 + [5] * 2
+    assert [len(each) for each in watch.slices] == [1] * 5 * (small_copies.TRIAL_STEPS + 1) + [5] * 2
 
 
 def test_what_derives_from_an_optimizer_of_pytorch_is_tried() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from torch import optim
 from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
 from ..function_modes import past_subclasses
-from ..tensors import has_plain_storage, storage_key
+from ..tensors import find_tensors, has_plain_storage, storage_key
+from ..watch import LIBRARY
 from .cutting import Stepped
 from .diversion import Step
 
@@ -68,10 +69,23 @@ def why_whole_by_settings(groups: Sequence[dict[str, Any]]) -> str | None:
     return None
 
 
-def has_odd_gradients(stepped: Stepped) -> bool:
-    """Returns whether parameters share a gradient, or one is not dense: what may change from one step to the next."""
-    gradients = list(map(_GRADIENT, chain(*stepped)))  # in every step, for every parameter: no loop in Python
-    return len(set(map(id, gradients))) < len(gradients) or any(map(_IS_SPARSE, gradients))
+@past_subclasses
+def are_odd(stepped: Stepped) -> bool:
+    """Returns whether parameters or gradients are on one storage, or a gradient is not dense: what may change later."""
+    parameters = list(chain(*stepped))
+    gradients = list(map(_GRADIENT, parameters))  # in every step, for every parameter: no loop in Python
+    if len(set(map(id, gradients))) < len(gradients) or any(map(_IS_SPARSE, gradients)):
+        return True
+    keys = list(filter(None, _keys_of([*parameters, *gradients])))
+    return len(set(keys)) < len(keys)
+
+
+def _keys_of(tensors: list[torch.Tensor]) -> list[int | None]:
+    library = LIBRARY.loaded
+    if library is None:
+        return [storage_key(each) if has_plain_storage(each) else None for each in tensors]
+    keys: list[int | None] = library.keys_of(tensors)
+    return keys
 
 
 def why_whole_by_tensors(optimizer: optim.Optimizer, stepped: Stepped, known: bool) -> str | None:
@@ -82,8 +96,13 @@ def why_whole_by_tensors(optimizer: optim.Optimizer, stepped: Stepped, known: bo
         stepped: of each group, the parameters with a gradient.
         known: whether the optimizer is known to take each parameter by itself where it is not told to take a list.
     """
-    if any(_overlap(each) for each in (list(chain(*stepped)), [p.grad for p in chain(*stepped) if p.grad is not None])):
+    parameters = list(chain(*stepped))
+    if _overlap([[each] for each in parameters]) or _overlap([[each.grad] for each in parameters]):
         return "parameters or gradients share memory"
+    takes_lists = any(map(_takes_lists, optimizer.param_groups, stepped))
+    states = [find_tensors([optimizer.state.get(each)]) for each in parameters] if takes_lists or not known else []
+    if _overlap([[each, each.grad, *state] for each, state in zip(parameters, states, strict=False)]):
+        return "parameters, gradients or states of different parameters share memory"
     for group, parameters in zip(optimizer.param_groups, stepped, strict=True):
         reason = _why_whole_group(optimizer, group, parameters, known)
         if reason is not None:
@@ -134,15 +153,21 @@ def _kind(parameter: torch.Tensor) -> tuple[object, ...]:
 
 
 @past_subclasses
-def _overlap(tensors: Sequence[torch.Tensor]) -> bool:
-    places = sorted(_places(tensors))
-    return any(one[0] == next_one[0] and next_one[1] < one[2] for one, next_one in pairwise(places))
+def _overlap(bundles: Sequence[Sequence[torch.Tensor | None]]) -> bool:
+    """Returns whether tensors of different bundles share memory."""
+    widest: tuple[int, int, int, int] | None = None
+    for place in sorted((*each, number) for number, bundle in enumerate(bundles) for each in _places(bundle)):
+        if widest is not None and widest[0] == place[0] and place[1] < widest[2] and widest[3] != place[3]:
+            return True
+        if widest is None or widest[0] != place[0] or place[2] > widest[2]:
+            widest = place
+    return False
 
 
-def _places(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, int]]:
+def _places(tensors: Sequence[torch.Tensor | None]) -> Iterator[tuple[int, int, int]]:
     """Storage, first byte and end of each tensor, whether the storage has its bytes now or not."""
     for tensor in tensors:
-        if has_plain_storage(tensor) and tensor.numel():
+        if tensor is not None and has_plain_storage(tensor) and tensor.numel():
             item_bytes = tensor.element_size()
             extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
             start_byte = int(tensor.storage_offset()) * item_bytes

@@ -17,7 +17,8 @@ from ..tensors import find_tensors, has_plain_storage, storage_of
 from ..training_state import RandomStates
 from .diversion import Step
 from .small_copies import Sample, set_gradients, small_copy
-from .trial import no_hooks_seen, switches
+from .trial import switches
+from .unseen import steps_unseen
 
 _FEW = 2  # parameters of a kind, and then twice as many: what grows with them is there for all of them at once
 _LONGEST = 16  # side of a small parameter that has the proportions of a large one
@@ -82,8 +83,7 @@ def needs_of(optimizer: Optimizer, plain: Step) -> StepNeeds | None:
         return None
     states = {device: RandomStates.of(device) for device in devices}
     try:
-        # Under the mode that counts, Dynamo gives functions up that the step has compiled, and for good.
-        with _disable_current_modes(), torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        with _disable_current_modes(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _found(*(_Stepped(optimizer, plain, samples) for samples in (few, more, small)))
     except Exception:  # noqa: BLE001
@@ -159,7 +159,7 @@ class _Stepped:
             return asked[-1]
 
         copy.state = defaultdict(asks)
-        with no_hooks_seen(copy), _Making() as making:
+        with steps_unseen(copy), _Making() as making:
             plain(copy)
             making.look()
         self.temporary_bytes = int(making.peak_bytes - making.live_bytes)

@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from ...ground.errors import UsageError
-from .coupling import has_odd_gradients, is_known, why_whole_by_settings, why_whole_by_tensors
+from .coupling import are_odd, is_known, why_whole_by_settings, why_whole_by_tensors
 from .cutting import Cutter, Load, Stepped, joined, with_gradients
 from .diversion import divert, plain_step
 from .needs import KnownNeeds, StepNeeds
@@ -126,7 +126,7 @@ class OptimizerSlices:
             arguments: what its step is given beside a closure.
         """
         stepped = with_gradients(optimizer.param_groups)
-        again = not has_odd_gradients(stepped) and self._cutter.remembers(stepped, optimizer.state)
+        again = not are_odd(stepped) and self._cutter.remembers(stepped, optimizer.state)
         reason = None if again else why_whole_by_tensors(optimizer, stepped, known)
         if not known:
             reason = reason or self._trials.why_whole(optimizer, False, arguments)

@@ -16,6 +16,7 @@ from torch.optim import optimizer as of_torch
 
 LARGEST_ELEMENTS = 4096  # of a tensor that is made or copied
 _GROUPS_WITH_PARAMETERS = 3  # the others are empty
+_LONG, _SHORT = 8, 4  # longest sides of samples: of a few, and where each parameter has one
 # Objects of these types are handed on as they are; others are copied or refused, as a step may change them.
 _SHARED = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, type, BuiltinFunctionType)
 _CONTAINERS = (list, tuple, set, frozenset, dict, OrderedDict, defaultdict, torch.Size)
@@ -38,7 +39,8 @@ _SCALES = (
     _Scale(1.0, 0.0),
     _Scale(1.0, math.nan),
 )
-TRIAL_STEPS = len(_SCALES)
+TRIAL_STEPS = len(_SCALES) + 20  # of ordinary gradients: some couple parameters in every tenth step alone
+TRIAL_STEPS_OF_ALL = 2  # where each parameter has its sample
 
 
 class NotOneByOne(Exception):
@@ -58,7 +60,7 @@ class Sample:
 
 
 def samples_of(optimizer: Optimizer, with_closure: bool, with_state: bool = False) -> tuple[tuple[Sample, ...], ...]:
-    """Returns a few samples for each of the first groups: up to three with a gradient, and one that has none.
+    """Returns a few samples for each of the first groups: up to two of a kind with a gradient, and one that has none.
 
     Args:
         optimizer: the optimizer.
@@ -70,7 +72,7 @@ def samples_of(optimizer: Optimizer, with_closure: bool, with_state: bool = Fals
     groups_left = _GROUPS_WITH_PARAMETERS
     for group in optimizer.param_groups:
         parameters = group["params"] if groups_left else []
-        stepped = [each for each in parameters if (each.requires_grad if with_closure else each.grad is not None)]
+        stepped = [each for each in parameters if _is_stepped(each, with_closure)]
         others = [] if with_closure or len(stepped) == len(parameters) else [_without_gradient(parameters)]
         few = (_sample(each, True, _like_state(each, states.get(each))) for each in _few_of(stepped))
         samples.append((*few, *others))
@@ -79,8 +81,36 @@ def samples_of(optimizer: Optimizer, with_closure: bool, with_state: bool = Fals
 
 
 def _few_of(parameters: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Two parameters, and one of other dimensions: an optimizer may treat matrices in a way of their own."""
-    return [*parameters[:2], *[each for each in parameters[2:] if each.dim() != parameters[0].dim()][:1]]
+    """Two parameters of each kind: an optimizer may treat matrices in a way of their own, and those only together."""
+    alike: dict[object, list[torch.Tensor]] = {}
+    for each in parameters:
+        alike.setdefault((_small_shape(each), each.dtype), []).append(each)
+    few = {id(each) for kind in alike.values() for each in kind[:2]}
+    return [each for each in parameters if id(each) in few]
+
+
+def all_samples_of(
+    optimizer: Optimizer, with_closure: bool, with_state: bool = False
+) -> tuple[tuple[Sample, ...], ...]:
+    """Returns a sample for each parameter of all groups: a step may depend on their number, or the place of each.
+
+    Args:
+        optimizer: the optimizer.
+        with_closure: as `samples_of` takes it.
+        with_state: likewise.
+    """
+    states: Mapping[torch.Tensor, Any] = optimizer.state if with_state else {}
+    return tuple(
+        tuple(
+            _sample(each, _is_stepped(each, with_closure), _like_state(each, states.get(each)), _SHORT)
+            for each in group["params"]
+        )
+        for group in optimizer.param_groups
+    )
+
+
+def _is_stepped(parameter: torch.Tensor, with_closure: bool) -> bool:
+    return parameter.requires_grad if with_closure else parameter.grad is not None
 
 
 def _without_gradient(parameters: Sequence[torch.Tensor]) -> Sample:
@@ -95,7 +125,7 @@ def have_states(optimizer: Optimizer, with_closure: bool) -> bool:
         with_closure: as `samples_of` takes it.
     """
     for parameter in (each for group in optimizer.param_groups for each in group["params"]):
-        if parameter.requires_grad if with_closure else parameter.grad is not None:
+        if _is_stepped(parameter, with_closure):
             state = optimizer.state.get(parameter)
             if not (isinstance(state, dict) and state and _like_state(parameter, state)):
                 return False
@@ -128,10 +158,15 @@ def _made_state(sample: Sample) -> dict[str, Any]:
     return made
 
 
-def _sample(parameter: torch.Tensor, has_gradient: bool, state: tuple[tuple[str, object], ...] = ()) -> Sample:
-    longest = 8 if parameter.dim() <= 4 else 2
-    shape = tuple(min(size, longest) for size in parameter.shape)
+def _sample(
+    parameter: torch.Tensor, has_gradient: bool, state: tuple[tuple[str, object], ...] = (), longest: int = _LONG
+) -> Sample:
+    shape = _small_shape(parameter, longest)
     return Sample(shape, parameter.dtype, parameter.device, type(parameter), has_gradient, state)
+
+
+def _small_shape(parameter: torch.Tensor, longest: int = _LONG) -> tuple[int, ...]:
+    return tuple(min(size, longest if parameter.dim() <= 4 else 2) for size in parameter.shape)
 
 
 def small_copy(optimizer: Optimizer, samples: Sequence[Sequence[Sample]]) -> Optimizer:
@@ -182,11 +217,11 @@ def set_gradients(copy: Optimizer, samples: Sequence[Sequence[Sample]], step_num
     Args:
         copy: the copy.
         samples: what its parameters were made from.
-        step_number: which of the steps it is, up to `TRIAL_STEPS`.
+        step_number: which of the steps it is.
     """
     parameters = [parameter for group in copy.param_groups for parameter in group["params"]]
     pairs = [pair for pair in zip(parameters, chain(*samples), strict=True) if pair[1].has_gradient]
-    scale = _SCALES[step_number]
+    scale = _SCALES[step_number] if step_number < len(_SCALES) else _SCALES[0]
     for number, (parameter, sample) in enumerate(pairs):
         factor = scale.of_last if number == len(pairs) - 1 else scale.of_others
         parameter.grad = _values(sample, number + 10 * step_number) * factor

@@ -2,14 +2,14 @@
 
 Two copies of the optimizer get the same few small parameters, of made-up values, and the same gradients. One of them
 steps them together, and the other one after the other. Gradients are of ordinary size, large and small, zero, and not
-a number. Nothing of the optimizer or its parameters is read but settings and shapes, and nothing large is made.
+a number. If that makes no difference, two further copies have as many parameters as the optimizer. Nothing of the
+optimizer or its parameters is read but settings and shapes, and nothing large is made.
 """
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import numpy
 import torch
 from torch.optim import Optimizer
-from torch.optim import optimizer as of_torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...ground.errors import first_line
@@ -26,8 +25,10 @@ from .diversion import Step
 from .shadow import Part, Shadow
 from .small_copies import (
     TRIAL_STEPS,
+    TRIAL_STEPS_OF_ALL,
     NotOneByOne,
     Sample,
+    all_samples_of,
     have_states,
     results_of,
     same,
@@ -36,6 +37,7 @@ from .small_copies import (
     settings_of,
     small_copy,
 )
+from .unseen import steps_unseen
 
 _CPU = torch.device("cpu")
 
@@ -103,7 +105,12 @@ class Trials:
     ) -> _Verdict:
         key = with_state, _key(optimizer, with_closure, samples, arguments)
         if key not in self._verdicts:
-            self._verdicts[key] = _try(optimizer, self._plain, with_closure, samples, arguments)
+            verdict = _try(optimizer, self._plain, with_closure, samples, arguments, TRIAL_STEPS)
+            if verdict.why_whole is None:
+                every = all_samples_of(optimizer, with_closure, with_state)
+                of_all = _try(optimizer, self._plain, with_closure, every, arguments, TRIAL_STEPS_OF_ALL)
+                verdict = replace(of_all, changes=verdict.changes | of_all.changes)
+            self._verdicts[key] = verdict
         return self._verdicts[key]
 
 
@@ -125,9 +132,14 @@ def _switch(value: object) -> object:
 
 
 def _try(
-    optimizer: Optimizer, plain: Step, with_closure: bool, samples: _Samples, arguments: Mapping[str, Any]
+    optimizer: Optimizer,
+    plain: Step,
+    with_closure: bool,
+    samples: _Samples,
+    arguments: Mapping[str, Any],
+    steps: int,
 ) -> _Verdict:
-    make = partial(_Trial, optimizer, plain, samples, arguments)
+    make = partial(_Trial, optimizer, plain, samples, arguments, steps)
     verdict = _outcome(make, with_closure, samples)
     if verdict.has_raised and len(samples) > 1:
         without_empty = _outcome(partial(make, all_groups=False), with_closure, samples)
@@ -170,6 +182,7 @@ class _Trial:
         plain: the step that its class defines.
         samples: what its parameters are like.
         arguments: what its step is given beside a closure.
+        steps: how many steps they make.
         all_groups: as `Shadow` takes it.
     """
 
@@ -179,6 +192,7 @@ class _Trial:
         plain: Step,
         samples: _Samples,
         arguments: Mapping[str, Any],
+        steps: int,
         all_groups: bool = True,
     ) -> None:
         kinds = {sample.kind for group in samples for sample in group}
@@ -187,15 +201,15 @@ class _Trial:
         if hasattr(type(optimizer), "__del__") or not {"state", "param_groups"} <= vars(optimizer).keys():
             raise NotOneByOne("there cannot be a copy of it")
         self._plain, self._samples, self._all_groups = plain, samples, all_groups
-        self._arguments = arguments
+        self._arguments, self._steps = arguments, steps
         self._together, self._apart = small_copy(optimizer, samples), small_copy(optimizer, samples)
 
     def run(self, with_closure: bool) -> frozenset[str]:
         """Step both copies, and return what steps set beside state. Raises `NotOneByOne`, or what a step raises."""
         changes = frozenset[str]()
         containers = _containers(self._together)
-        with no_hooks_seen(self._together, self._apart):
-            for number in range(TRIAL_STEPS):
+        with steps_unseen(self._together, self._apart):
+            for number in range(self._steps):
                 self._step_together(number, with_closure)
                 set_gradients(self._apart, self._samples, number)
                 changes |= self._step_apart()
@@ -246,21 +260,3 @@ def _containers(optimizer: Optimizer) -> list[int]:
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> str:
     names = {name for name in before.keys() | after.keys() if not same(before.get(name), after.get(name))}
     return " and ".join(sorted(names)) or "its groups"
-
-
-@contextlib.contextmanager
-def no_hooks_seen(*copies: Optimizer) -> Iterator[None]:
-    """Context manager in which no hook of the program sees the copies: a step that would call hooks raises."""
-    states = [copy.state for copy in copies]
-
-    def refuse(optimizer: Optimizer, *_: Any) -> None:
-        if any(vars(optimizer).get("state") is state for state in states):
-            raise NotOneByOne("its step calls that of another class, with all hooks")
-
-    handle = of_torch.register_optimizer_step_pre_hook(refuse)
-    hooks: Any = of_torch._global_optimizer_pre_hooks
-    hooks.move_to_end(handle.id, last=False)
-    try:
-        yield
-    finally:
-        handle.remove()
