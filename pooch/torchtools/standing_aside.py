@@ -367,9 +367,13 @@ def _set_eval_frame(callback: Any) -> Any:
         _lift_or_put_back()  # before it is set, as else it would look at our own frames
         return _ORIGINALS["set_eval_frame"](callback)
     prior = _ORIGINALS["set_eval_frame"](None)
+    if len(here.regions) > 1 and here.regions[-2][0] is region:
+        here.regions.pop()  # a graph has run where nothing was to be compiled
+        _lift_or_put_back()
+        is_top = True
     if is_top and here.regions[-1][1]:
         here.regions.pop()
-    elif prior is not None:
+    elif prior is not None or (not is_top and _runs_full_graph(frame)):
         here.regions.append((region, False))
     elif not is_top and frame.f_code.co_name == _BEGINS_CALL:
         _call_begins(frame)  # before it notes which keys are included, to be included again within the call
@@ -378,6 +382,16 @@ def _set_eval_frame(callback: Any) -> Any:
 
 
 _BEGINS_CALL = "compile_wrapper"  # the function that Dynamo has in place of one that is compiled
+
+
+def _runs_full_graph(frame: FrameType) -> bool:
+    """Whether a frame calls the graph of a function that was compiled with `fullgraph=True`.
+
+    Nothing is compiled from there on, so PyTorch has unset the callback before (2.13). It is unset as well while a
+    frame is compiled, where other functions are exempt: what calls a graph is told by the reason it gives.
+    """
+    exempting = frame.f_locals.get("self") if _HERE.regions and _HERE.regions[-1][1] else None
+    return getattr(exempting, "msg", None) == "do not trace Dynamo-compiled graph"
 
 
 def _call_begins(frame: FrameType) -> None:

@@ -29,6 +29,7 @@ from tests.compiled_models import (
     trained,
     whole,
     whole_in_place,
+    whole_without_breaks,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -65,7 +66,7 @@ def test_compiled_blocks_train_within_a_budget(way: Way) -> None:
     assert_held(under)
 
 
-@pytest.mark.parametrize("way", [whole, whole_in_place])
+@pytest.mark.parametrize("way", [whole, whole_in_place, whole_without_breaks])
 def test_a_model_compiled_as_a_whole_trains_within_half_of_what_it_takes(way: Way) -> None:
     _, under = compared("language", way, "aot_eager", "50%")
     assert_held(under)
