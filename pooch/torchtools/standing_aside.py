@@ -375,8 +375,10 @@ def _set_eval_frame(callback: Any) -> Any:
         here.regions.pop()
     elif prior is not None or (not is_top and _runs_full_graph(frame)):
         here.regions.append((region, False))
-    elif not is_top and frame.f_code.co_name == _BEGINS_CALL:
-        _call_begins(frame)  # before it notes which keys are included, to be included again within the call
+    elif not is_top and frame.f_code.co_name == _BEGINS_CALL and "prior" not in frame.f_locals:
+        # Before it notes which keys are included, to be included again within the call. It sets None later too where
+        # it compiles nothing, as torch.compiler.set_stance("force_eager") has it.
+        _call_begins(frame)
     _lift_or_put_back()
     return prior
 
