@@ -256,6 +256,19 @@ def test_calls_that_run_without_their_graphs_leave_the_plan() -> None:
             assert all(map(torch.equal, step(stance), expected[stance]))
 
 
+@pytest.mark.parametrize("stance", ["eager_then_compile", "eager_on_recompile", "fail_on_recompile"])
+def test_each_stance_in_which_graphs_run(stance: str) -> None:
+    def train(model: nn.Module) -> list[Tensor]:
+        compiled: Any = torch.compile(model, backend="aot_eager")
+        gradients(compiled, 2)
+        with torch.compiler.set_stance(stance):  # type: ignore[arg-type]
+            return gradients(compiled)
+
+    under = assert_same_under_a_budget(Eagerly, train, "70%")
+    assert under.summary is not None
+    assert under.summary.steps_over_budget == 0
+
+
 def test_only_the_loss_is_compiled() -> None:
     def train(model: nn.Module) -> list[Tensor]:
         criterion = torch.compile(functional.cross_entropy, backend="aot_eager")
