@@ -175,6 +175,11 @@ def whole(model: nn.Module, backend: str) -> nn.Module:
     return torch.compile(model, backend=backend)  # type: ignore[return-value]
 
 
+def whole_without_breaks(model: nn.Module, backend: str) -> nn.Module:
+    """Compile all of it as one graph."""
+    return torch.compile(model, backend=backend, fullgraph=True)  # type: ignore[return-value]
+
+
 def whole_in_place(model: nn.Module, backend: str) -> nn.Module:
     """Compile all of it where it is."""
     model.compile(backend=backend)

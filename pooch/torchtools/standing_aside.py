@@ -233,7 +233,7 @@ class _Here(threading.local):
     Attributes:
         is_muted: Whether hooks are disabled while ours are in place.
         regions: The compiled regions that are running, one within the other, by the frame that began them, and what
-            is exempt from compiling within them (False).
+            is exempt from compiling within them (False; None: it may end next).
         lifted: The hooks from the lowest of ours on, while ours are lifted; None while they are not.
         is_governed: Whether what the graphs of the compiled call save is governed.
         wants_gaps: Whether what is compiled now gets gaps.
@@ -243,7 +243,7 @@ class _Here(threading.local):
         self.hooks: list[StepHooks] = []
         self.modes: list[SilentMode | Watch] = []
         self.is_muted = False
-        self.regions: list[tuple[Any, bool]] = []
+        self.regions: list[tuple[Any, bool | None]] = []
         self.lifted: list[Any] | None = None
         self.is_governed = False
         self.wants_gaps = False
@@ -360,24 +360,44 @@ def _set_eval_frame(callback: Any) -> Any:
     is_top = bool(here.regions) and here.regions[-1][0] is region
     if callback is not None:
         if is_top and not here.regions[-1][1]:
-            here.regions.pop()  # what is exempt is over
+            # What is exempt is over, unless it begins: where nothing may be compiled anew, that is not None either.
+            if callback is not False or here.regions[-1][1] is None:
+                here.regions.pop()
         elif not is_top:
             _call_begins(frame)
             here.regions.append((region, True))
         _lift_or_put_back()  # before it is set, as else it would look at our own frames
         return _ORIGINALS["set_eval_frame"](callback)
     prior = _ORIGINALS["set_eval_frame"](None)
+    if len(here.regions) > 1 and here.regions[-2][0] is region:
+        here.regions.pop()  # a graph has run where nothing was to be compiled
+        _lift_or_put_back()
+        is_top = True
     if is_top and here.regions[-1][1]:
         here.regions.pop()
-    elif prior is not None:
+    elif is_top:
+        here.regions[-1] = (region, None)
+    elif prior is not None or _runs_full_graph(frame):
         here.regions.append((region, False))
-    elif not is_top and frame.f_code.co_name == _BEGINS_CALL:
-        _call_begins(frame)  # before it notes which keys are included, to be included again within the call
+    elif frame.f_code.co_name == _BEGINS_CALL and "prior" not in frame.f_locals:
+        # Before it notes which keys are included, to be included again within the call. It sets None later too where
+        # it compiles nothing, as torch.compiler.set_stance("force_eager") has it.
+        _call_begins(frame)
     _lift_or_put_back()
     return prior
 
 
 _BEGINS_CALL = "compile_wrapper"  # the function that Dynamo has in place of one that is compiled
+
+
+def _runs_full_graph(frame: FrameType) -> bool:
+    """Whether a frame calls the graph of a function that was compiled with `fullgraph=True`.
+
+    Nothing is compiled from there on, so PyTorch has unset the callback before (2.13). It is unset as well while a
+    frame is compiled, where other functions are exempt: what calls a graph is told by the reason it gives.
+    """
+    exempting = frame.f_locals.get("self") if _HERE.regions and _HERE.regions[-1][1] else None
+    return getattr(exempting, "msg", None) == "do not trace Dynamo-compiled graph"
 
 
 def _call_begins(frame: FrameType) -> None:

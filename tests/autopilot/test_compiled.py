@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from pooch.autopilot import auto
 from pooch.executor.compiled import CopiedCalls
 from tests.autopilot.under import Under
 from tests.children import child_environment
@@ -29,6 +31,7 @@ from tests.compiled_models import (
     trained,
     whole,
     whole_in_place,
+    whole_without_breaks,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -65,7 +68,7 @@ def test_compiled_blocks_train_within_a_budget(way: Way) -> None:
     assert_held(under)
 
 
-@pytest.mark.parametrize("way", [whole, whole_in_place])
+@pytest.mark.parametrize("way", [whole, whole_in_place, whole_without_breaks])
 def test_a_model_compiled_as_a_whole_trains_within_half_of_what_it_takes(way: Way) -> None:
     _, under = compared("language", way, "aot_eager", "50%")
     assert_held(under)
@@ -226,6 +229,44 @@ def test_three_lengths_of_dynamic_sequences() -> None:
     for way in (blocks_in_place, whole):
         _, under = compared("language", way, "aot_eager", steps=6, lengths=(64, 48, 56), prepare=prepare)
         assert_held(under)
+
+
+def test_calls_that_run_without_their_graphs_leave_the_plan() -> None:
+    torch.manual_seed(0)
+    model = Language()
+    compiled = torch.compile(model, backend="aot_eager")
+    tokens, targets = data_of("language", torch.Generator().manual_seed(1))
+
+    def step(stance: str) -> list[Tensor]:
+        torch.manual_seed(2)
+        model.zero_grad()
+        with torch.compiler.set_stance(stance):
+            loss = functional.cross_entropy(compiled(tokens), targets)
+        loss.backward()
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    expected = {stance: step(stance) for stance in ("default", "force_eager")}
+    torch._dynamo.reset()
+    with auto(compiled, "60%", quiet=True) as governor:
+        for _ in range(4):
+            step("default")
+        while governor.is_planning:
+            time.sleep(0.01)
+        for stance in ("default", "force_eager", "force_eager", "default"):
+            assert all(map(torch.equal, step(stance), expected[stance]))
+
+
+@pytest.mark.parametrize("stance", ["eager_then_compile", "eager_on_recompile", "fail_on_recompile"])
+def test_each_stance_in_which_graphs_run(stance: str) -> None:
+    def train(model: nn.Module) -> list[Tensor]:
+        compiled: Any = torch.compile(model, backend="aot_eager")
+        gradients(compiled, 2)
+        with torch.compiler.set_stance(stance):  # type: ignore[arg-type]
+            return gradients(compiled)
+
+    under = assert_same_under_a_budget(Eagerly, train, "70%")
+    assert under.summary is not None
+    assert under.summary.steps_over_budget == 0
 
 
 def test_only_the_loss_is_compiled() -> None:

@@ -17,7 +17,7 @@ from pooch.executor.apply import apply_plan
 from pooch.ir.plan import GRAPH
 from pooch.planner import Effort
 from tests.autopilot.test_compiled import Broken, Changing
-from tests.compiled_models import MODELS, WIDTH, blocks_in_place, blocks_wrapped, data_of, whole
+from tests.compiled_models import MODELS, WIDTH, blocks_in_place, blocks_wrapped, data_of, whole, whole_without_breaks
 
 ROWS = 512
 
@@ -79,8 +79,9 @@ def test_each_kind_of_model(name: str, backend: str) -> None:
     compare(name, blocks_in_place, backend, "80%", "fast")  # how plans are searched for is the same for all kinds
 
 
-def test_a_model_compiled_as_a_whole_is_planned_too() -> None:
-    plan, run = compare("language", whole, "aot_eager", "min")
+@pytest.mark.parametrize("way", [whole, whole_without_breaks])
+def test_a_model_compiled_as_a_whole_is_planned_too(way: Any) -> None:
+    plan, run = compare("language", way, "aot_eager", "min")
     assert run.stats.swapped_out_bytes > 0
     assert plan.predicted_peak_bytes < plan.in_core_peak_bytes / 2, "what is saved leaves within the graph"
 

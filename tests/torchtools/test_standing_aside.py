@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from pooch.torchtools.standing_aside import SilentMode, StepHooks
+from pooch.torchtools.standing_aside import CompiledCalls, SilentMode, StepHooks
 
 _autograd: Any = torch._C._autograd
 
@@ -165,6 +165,36 @@ def test_what_a_compiled_function_exempts_is_as_silent_as_the_rest() -> None:
         rows.tanh()
     assert mode.seen == ["aten.tanh.default"]
     assert len(packed) == 1
+
+
+class Counted(CompiledCalls):
+    """Counts the calls that begin."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def begins(self, options: Any) -> bool:
+        self.begun += 1
+        return True
+
+
+@pytest.mark.parametrize("stance", ["default", "force_eager"])
+def test_a_call_begins_before_pytorch_notes_which_keys_are_included(stance: str) -> None:
+    """What comes or goes afterwards, such as a mode, would be undone in part at its end."""
+    calls, noted = Counted(), list[int]()
+    function, note = torch.compile(torch.sin, backend="eager"), torch._C._dispatch_tls_local_include_set
+
+    def noting() -> Any:
+        noted.append(calls.begun)
+        return note()
+
+    with StepHooks(lambda each: each, lambda each: each, calls=calls), torch.compiler.set_stance(stance):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(torch._C, "_dispatch_tls_local_include_set", noting)
+            function(torch.rand(4, requires_grad=True))
+        assert noted[:1] == [1]
+        if stance == "force_eager":
+            assert calls.begun == 1
 
 
 def test_a_function_that_raises_while_it_compiles_leaves_all_in_place() -> None:
