@@ -415,12 +415,13 @@ class StepDriver:
         """
         self.take_over()
         freed_bytes = self._garbage.collect(self._steps)
-        if not freed_bytes and self._persistence.let_put_state_leave_now():
+        persistence = self._persistence
+        if not freed_bytes and (persistence.let_all_leave_now() or persistence.let_put_state_leave_now()):
             return 0
         running = self._running
         if freed_bytes or running is None or not running.is_of_this_thread:
             return freed_bytes or None
-        if self._persistence.let_more_leave_now(running.step.storages):
+        if persistence.let_more_leave_now(running.step.storages):
             return 0
         if self.budget.is_told:
             self._staying.look()

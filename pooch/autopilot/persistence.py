@@ -434,9 +434,6 @@ class Persistence:
         """
         if is_stepping():
             return False
-        if self.memory is not None and self.memory.values.are_held_back:
-            self.memory.values.are_held_back = False
-            return True
         may_resort, self._may_resort = self._may_resort, False  # looking for it takes long
         library = LIBRARY.loaded
         if not may_resort or library is None or (self.memory is None and not self._may_begin()):
@@ -452,6 +449,13 @@ class Persistence:
             return has_data or has_state
         finally:
             self._is_in_op = False
+
+    def let_all_leave_now(self) -> bool:
+        """Let what is held back in a step leave from here on, in whatever thread; return whether there is any."""
+        is_held_back = self.memory is not None and self.memory.values.are_held_back
+        if self.memory is not None:
+            self.memory.values.are_held_back = False
+        return is_held_back
 
     def let_put_state_leave_now(self) -> bool:
         """Have state leave that a step has put there, in the middle of an op; return whether there is any."""
