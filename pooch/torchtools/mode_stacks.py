@@ -149,23 +149,32 @@ class Together(AbstractContextManager[None]):
             abandon(context)
 
 
-def put_mode(mode: TorchDispatchMode) -> None:
-    """Put a mode on the stack of the calling thread, and do nothing else.
+class UnnotedMode(TorchDispatchMode):
+    """A dispatch mode that is put on the stack of the calling thread, which is all that is done.
 
     PyTorch's own way also notes for the whole process that some mode is in place, and notes again what was so before
     when it is left. Two threads whose modes overlap would leave that note in place for good, and a thread that ends
-    within a mode as well.
+    within a mode as well. Without the note Dynamo compiles as if there were no mode.
     """
-    _dispatch._push_mode(mode)
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> Any:
+        _dispatch._push_mode(self)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        take_mode_away(self)
 
 
-def take_mode_away(mode: TorchDispatchMode) -> None:
+def take_mode_away(mode: UnnotedMode) -> None:
     """Take a mode off the stack of the calling thread, wherever it lies on it, if it does.
 
     Modes of the program's above it are lifted and put back, of which they notice nothing.
 
     Args:
-        mode: It was put there by `put_mode`.
+        mode: An `UnnotedMode`.
     """
     if not any(each is mode for each in _dispatch._get_current_dispatch_mode_stack()):
         return

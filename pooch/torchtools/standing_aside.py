@@ -22,11 +22,10 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .graph_gaps.operators import HOLDERS, OPERATORS, Left
 from .graph_gaps.partition import GAPS
-from .mode_stacks import put_mode, take_hooks_away, take_mode_away
+from .mode_stacks import UnnotedMode, take_hooks_away, take_mode_away
 from .watch import LIBRARY
 
 _autograd: Any = torch._C._autograd
@@ -119,7 +118,7 @@ class StepHooks:
         _uninstall(self)
 
 
-class SilentMode(TorchDispatchMode):
+class SilentMode(UnnotedMode):
     """A dispatch mode of Pooch's, which is silent inside of compiled functions.
 
     It stays on the stack there, and passes on what it is given.
@@ -131,7 +130,7 @@ class SilentMode(TorchDispatchMode):
     supports_higher_order_operators = True  # they come as any other operator
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.is_silent = False
 
     @classmethod
@@ -168,11 +167,10 @@ class SilentMode(TorchDispatchMode):
         try:
             _note_in_place(True)
             _HERE.modes.append(self)
-            put_mode(self)
+            return super().__enter__()
         except BaseException:
             self.leave()
             raise
-        return self
 
     def __exit__(self, *exception: Any) -> None:
         self.leave()

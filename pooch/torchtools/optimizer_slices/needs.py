@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
+from ..mode_stacks import UnnotedMode
 from ..tensors import find_tensors, has_plain_storage, storage_of
 from ..training_state import RandomStates
 from .diversion import Step
@@ -187,11 +188,11 @@ def _found(few: _Stepped, more: _Stepped, small: _Stepped) -> StepNeeds:
     return StepNeeds(state, max(0.0, alone), beside, max(0, few.kept_bytes) / all_bytes, few.asks)
 
 
-class _Making(TorchDispatchMode):
+class _Making(UnnotedMode):
     """Counts the bytes that ops make and nobody has let go of yet."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._made: dict[int, tuple[Any, int]] = {}
         self.live_bytes = self.peak_bytes = 0
 

@@ -16,8 +16,8 @@ import numpy
 import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as of_torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..mode_stacks import UnnotedMode
 from .small_copies import NotOneByOne
 
 _DRAWS = "its step draws random numbers"
@@ -58,11 +58,8 @@ def steps_unseen(*copies: Optimizer) -> Iterator[None]:
         raise NotOneByOne(why[0])
 
 
-class _NoGenerators(TorchDispatchMode):
+class _NoGenerators(UnnotedMode):
     """Refuses ops that draw from a generator of the program's own."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
