@@ -243,6 +243,16 @@ def test_parameters_and_gradients_leave_in_the_first_step_that_has_no_room_besid
     assert len([line for line in told if line.startswith("parameters, gradients and the optimizer's state leave")]) == 1
 
 
+def test_what_a_first_step_is_given_leaves_as_well() -> None:
+    """The program holds it, so it is none of the step's activations."""
+    model, rows, told = network(), torch.randn(1050, WIDTH), list[str]()
+    with pooch.auto(model, 5 * 2**20 + others_bytes + rows.nbytes // 2, tell=told.append) as auto:
+        model(rows).square().mean().backward()
+        assert auto.summary().peak_bytes <= auto.summary().budget_bytes
+        assert {each.name: each.out_bytes for each in auto.summary().persistent}["data of the program"] == rows.nbytes
+    assert told[1].startswith("nothing else can leave, so tensors that the program holds leave cpu memory")
+
+
 def test_in_a_first_step_with_room_beside_them_they_stay_and_nothing_is_told() -> None:
     counts, budget = [400, 400], 5 * 2**20
     numbers, left_bytes, told = steps_of(counts, budget)

@@ -32,7 +32,7 @@ TESTS = (
     "tests/autopilot/test_program_data.py",
 )
 _MEMORY, _SLICES, _ROOMS = "executor/persistent.py", "executor/slices.py", "executor/rooms.py"
-_VALUES = "machine/persistent.py"
+_VALUES, _TRIAL = "machine/persistent.py", "autopilot/persistence.py"
 _READS = "executor/program_reads.py"
 _LOOKS, _STORAGES = "torchtools/raw_looks.py", "torchtools/raw_storages.py"
 _ASKERS = "torchtools/address_askers.py"
@@ -51,6 +51,13 @@ DATA = (
     Mutation("what a step has saved leaves as data", _WHEN, "if storage_key(together[0]) not in saved:", "if True:"),
     Mutation("what a step is given stays", _WHEN, "        if self._has_begun or (may_look and", "        if (may_look and"),
     Mutation("all objects are looked through in each step", "autopilot/seldom.py", "        self._next = 2 * self._times\n", ""),
+    Mutation("nothing leaves in a first step", _TRIAL, "elif arguments is not None and ", "elif False and "),
+    Mutation("a larger step has no trial", "autopilot/persistent_needs.py", "        self._most_given_bytes = given_bytes\n", "        self._most_given_bytes = 2**62\n"),
+    Mutation("what is held back never leaves", _TRIAL, "            self.memory.values.are_held_back = False\n", "            pass\n"),
+    Mutation("what is on trial is not held back", _VALUES, "        if self.are_held_back:\n", "        if False:\n"),
+    Mutation("a trial leaves keys on tensors", _TRIAL, "        else:\n            self._end_and_unmark()\n", "        else:\n            self._end_memory()\n"),
+    Mutation("a trial is told of that was not needed", _TRIAL, "        if not is_on_trial:\n", "        if True:\n"),
+    Mutation("what a step on trial is given stays", _TRIAL, "            self._data.begin_trial(memory, arguments)\n", "            pass\n"),
     Mutation("data leaves in later steps alone", "autopilot/persistence.py", "may_look and self._data.leaves_now(library, followed, self._memory_now, trained)", "False"),
     Mutation("nothing can be made like data", "torchtools/watch/__init__.py", "in (torch.Tensor, torch.nn.Parameter) and is_marked(tensor):", "in () and is_marked(tensor):"),
 )  # fmt: skip
