@@ -59,14 +59,24 @@ def plan_budgets(
     time_limit_s: float,
     progress: PlanningProgress | None,
 ) -> BudgetPlans:
-    """Plan the step under other budgets, by `write_report`'s arguments, with the policy and region of the given plan.
+    """Plan the step under other budgets, by `write_report`'s arguments, and otherwise as the given plan: with the same
+    policy and region, for as many microbatches, with the same bytes bounded and the same kinds of tensors leaving.
 
     Raises:
         UsageError: a budget, the host budget or the time limit cannot be understood, or there are too many budgets.
     """
     policy, options = _policy_of(given)
     notes = [] if given.policy.startswith(policy) else [f"The other budgets were planned by {policy}."]
-    how = PlanOptions(policy, options, host_budget, time_limit_s, given.region)
+    how = PlanOptions(
+        policy,
+        options,
+        host_budget,
+        time_limit_s,
+        given.region,
+        bound=given.bound,
+        microbatches_in_flight=given.microbatches_in_flight,
+        moves="activations" if given.persistent is None else "all",
+    )
     known = [given]
     asked = _budgets_in_bytes(profile, budgets, how) - {given.budget_bytes}
     for done, budget_bytes in enumerate(sorted(asked)):
