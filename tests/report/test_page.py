@@ -114,6 +114,8 @@ def test_budgets_that_do_not_parse_are_refused(text: str) -> None:
 def test_too_many_budgets_are_refused_before_any_is_planned(profile: Profile, plan: Plan) -> None:
     with pytest.raises(UsageError, match="at most 50"):
         planned(profile, plan, 51)
+    with pytest.raises(UsageError, match="at most 50"):
+        parse_budgets("9" * 5000)
 
 
 def test_numbers_are_those_of_the_plan(profile: Profile, plan: Plan) -> None:

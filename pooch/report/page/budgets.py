@@ -14,10 +14,12 @@ from ...api.smallest import budget_in_bytes, smallest_with
 from ...ground.errors import InfeasibleBudget, UsageError
 from ...ground.progress import PlanningProgress
 from ...ground.units import format_bytes
+from ...ground.visible import one_line
 from ...ir import Plan, Profile
 from ...planner import policy_names
 
 MOST_BUDGETS = 50
+_MOST_DIGITS = 18  # of a count
 _PARAMETER = re.compile(r"(\w+)=([^,]+)")
 
 
@@ -43,6 +45,8 @@ def parse_budgets(text: str) -> int | tuple[str, ...]:
         UsageError: the text is neither.
     """
     if text.strip().isdecimal():
+        if len(text) > _MOST_DIGITS:
+            raise _too_many(one_line(text))
         return int(text)
     budgets = tuple(each.strip() for each in text.split(","))
     if not all(budgets):
@@ -103,12 +107,16 @@ def _policy_of(plan: Plan) -> tuple[str, dict[str, object]]:
 def _budgets_in_bytes(profile: Profile, budgets: int | Sequence[int | str], how: PlanOptions) -> set[int]:
     count = budgets if isinstance(budgets, int) else len(budgets)
     if count > MOST_BUDGETS:
-        raise UsageError(f"{count} budgets make the page too large: give at most {MOST_BUDGETS}")
+        raise _too_many(count)
     if not isinstance(budgets, int):
         return {budget_in_bytes(profile, budget, how) for budget in budgets}
     if count == 0:
         return set()
     return {int(each) for each in numpy.linspace(smallest_with(profile, how), profile.peak_bytes, count)}
+
+
+def _too_many(count: object) -> UsageError:
+    return UsageError(f"{count} budgets make the page too large: give at most {MOST_BUDGETS}")
 
 
 def _part_of(progress: PlanningProgress, name: str, done: int, count: int) -> PlanningProgress:
