@@ -9,6 +9,7 @@ from ..analysis.persistence import Cycle, residence_of, with_resident
 from ..ground.errors import PlanMismatch
 from ..ir import Plan, Profile, Schedule, Timeline
 from ..ir.arguments import plan_of, profile_of
+from ..ir.layout import OF_VALUES
 from ..schedule import verify, verify_residence
 from ..simulator import MovingStep, simulate_moving
 from ..simulator import simulate as simulate_schedule
@@ -102,3 +103,7 @@ def check_belongs(dataflow: Dataflow, plan: Plan) -> None:
         raise PlanMismatch(f"{other} (its first slot or its anchors differ): {remedy}")
     if not plan.decisions.keys() <= dataflow.activation_ids:
         raise PlanMismatch(f"the plan decides on values that are not activations of the profile: {remedy}")
+    if plan.layout is not None:
+        for block in plan.layout.blocks:
+            if block.target >= len(profile.values if block.kind in OF_VALUES else profile.ops):
+                raise PlanMismatch(f"{other} (its arena has a block {block.kind} {block.target}): {remedy}")

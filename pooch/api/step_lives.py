@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ground.errors import UsageError
 from ..ir import Plan, Profile
-from ..ir.layout import PlacedBlock
+from ..ir.layout import OF_VALUES, PlacedBlock
 from ..ir.lives import Life, StepLives
 from .step_layouts import layout_of, tick_times_ms
 
@@ -69,7 +69,7 @@ def _life(block: PlacedBlock, profile: Profile, reasons: dict[int, str], times_u
 def _label(block: PlacedBlock, profile: Profile) -> str:
     if block.target < 0:
         return block.kind
-    if block.kind in ("keep", "swap", "recompute", "fixed", "replay"):
+    if block.kind in OF_VALUES:
         return profile.values[block.target].label
     op = profile.ops[block.target]
     return f"{op.module} {op.name}".strip()

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from ..ground.errors import UsageError
+from ..ground.units import MOST_RANKS
 from .checks import device_name, refuse_missing_device, spill_directory
 
 Function = Callable[..., Any]
@@ -236,7 +237,9 @@ budget_option = click.option(
     help="16GiB, 800MB, a number of bytes, 60% of the peak without Pooch, min: the smallest budget that has a plan, or "
     "auto: what is free now, less a margin.",
 )
-ranks_option = count_option("--ranks", 1, "Processes that copy over the same link at the same time.")
+ranks_option = count_option(
+    "--ranks", 1, "Processes that copy over the same link at the same time.", type=click.IntRange(1, MOST_RANKS)
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")
 mode_option = choice_option(
     "--mode",
@@ -351,6 +354,8 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
         refuse_existing(context, path)
         if not path.resolve().parent.is_dir():
             raise UsageError(f"the folder of {path} does not exist: make it first, or give another name")
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is a folder, pipe or device: give the name of a file")
         _refuse_the_same(context, parameter.opts[-1], path)
     return path
 

@@ -38,8 +38,8 @@ def file_bytes(path: str | Path, most_bytes: int = MOST_BYTES, *, follow_links: 
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
+        content = b"" if found.st_size > most_bytes else file.read(most_bytes + 1)
+    if max(found.st_size, len(content)) > most_bytes:
         raise OSError(errno.EFBIG, "it is larger than any such file", str(path))
     return content
 

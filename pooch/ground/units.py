@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+MOST_RANKS = 1 << 20  # processes that share a link
 MOST_BYTES = 1 << 60  # sums of larger numbers would not fit into 64 bits; no machine comes near them
 _FACTORS = {
     "": 1,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from ..ground.units import MOST_BYTES
+from ..ground.units import MOST_BYTES, MOST_RANKS, format_ms
 from .files import fault_of
 from .profile import Op, Profile, Value
 from .split import Split
@@ -99,7 +99,7 @@ def _cost_faults(profile: Profile) -> Iterator[str]:
     shares = (link.out_compute_share, link.in_compute_share)
     if not all(is_time(share) for share in shares):
         yield f"copies take shares {shares} of compute"
-    if not 1 <= link.ranks <= 1 << 20:
+    if not 1 <= link.ranks <= MOST_RANKS:
         yield f"{link.ranks} ranks share the link"
     costs_ms = (hooks.op_ms, hooks.replay_ms, hooks.copy_ms, hooks.view_ms, hooks.step_ms, hooks.cold_op_ms)
     if not all(map(is_time, costs_ms)):
@@ -212,6 +212,10 @@ def _sum_faults(profile: Profile) -> Iterator[str]:
         yield f"peak_bytes is {profile.peak_bytes}, and the highest peak of an op {peak}"
     if sum(value.size_bytes + value.allocated_bytes for value in profile.values) >= MOST_SUM_BYTES:
         yield "its values are too large together"
+    all_bytes = sum(value.size_bytes for value in profile.values)
+    copied_ms = profile.link.out_ms(all_bytes) + profile.link.in_ms(all_bytes)
+    if not is_time(copied_ms):
+        yield f"the link would take {format_ms(copied_ms)} for its values, which no step does"
 
 
 def _unpack_faults(profile: Profile) -> Iterator[str]:

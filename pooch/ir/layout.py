@@ -68,6 +68,7 @@ def bound_of(blocks: Sequence[Block]) -> int:
 
 
 BlockKind = Literal["keep", "swap", "recompute", "fixed", "replay", "before", "program", "gradient", "temporary"]
+OF_VALUES = ("keep", "swap", "recompute", "fixed", "replay")  # kinds of blocks that a value names; an op names others
 
 
 @dataclass(frozen=True, slots=True)

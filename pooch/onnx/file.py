@@ -20,7 +20,8 @@ def onnx_function(name: str) -> Callable[..., Workload]:
         WorkloadError: the onnx package is not installed.
     """
     if not Path(name).is_file():
-        how = "is a folder" if Path(name).is_dir() else "does not exist"
+        exists, is_folder = Path(name).exists(), Path(name).is_dir()
+        how = "is a folder" if is_folder else "is not a regular file" if exists else "does not exist"
         raise UnknownWorkload(f"the ONNX file {name!r} {how}: check the path")
     require("onnx", f"the workload {name!r}")
     from .workload import onnx_builder

@@ -14,12 +14,14 @@ import onnx
 from onnx.external_data_helper import load_external_data_for_model, uses_external_data
 
 from ..ground.errors import WorkloadError
+from ..ground.reading import file_bytes
 from ..ground.wording import error_text
 from . import operators as _operators  # noqa: F401 - fills the registry
 from .functions import without_functions
 from .registry import OPERATORS
 
 OLDEST_OPSET = 7  # earlier opsets specify broadcasting in attributes
+_MOST_BYTES = (1 << 31) - 1  # what protobuf takes; larger models have external data
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 
 
@@ -68,7 +70,7 @@ def opset_of(model: onnx.ModelProto, path: Path) -> int:
 
 def _parsed(path: Path) -> onnx.ModelProto:
     try:
-        raw = path.read_bytes()
+        raw = file_bytes(path, _MOST_BYTES)
     except OSError as error:
         raise WorkloadError(f"cannot read {path}: {error.strerror}: check the path") from error
     model = onnx.ModelProto()

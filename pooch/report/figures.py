@@ -10,6 +10,7 @@ import numpy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..api.options import in_flight
 from ..api.simulation import simulate, simulate_in_core, simulate_moves_of
 from ..ground.colours import BOUND, BUDGET, IN_CORE, KIND_HATCHES, KINDS, PERSISTENT, PLANNED
 from ..ground.errors import UsageError
@@ -28,7 +29,7 @@ FORMATS = (".png", ".pdf", ".svg")
 
 def draw_plan(profile: Profile, plan: Plan) -> Figure:
     """Top: live bytes over time, in-core and planned, with the budget. Bottom: what the three streams do."""
-    profile = profile.variant(plan.splits)
+    profile = in_flight(profile.variant(plan.splits), plan.microbatches_in_flight)
     in_core, step = simulate_in_core(profile), simulate_moves_of(profile, plan)
     planned = simulate(profile, plan) if step is None else step.timeline
     figure = Figure(figsize=(10, 6.2), layout="constrained")

@@ -226,6 +226,18 @@ def test_an_output_folder_that_is_not_there(pooch_command: Command, profile_path
     assert "folder" in outcome.error_line
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_an_output_that_can_be_no_file_is_refused_before_anything_is_planned(
+    pooch_command: Command, profile_path: Path, plan_path: Path, tmp_path: Path, kind: str
+) -> None:
+    output = tmp_path / "output"
+    output.mkdir() if kind == "folder" else os.mkfifo(output)
+    for options in (("report", plan_path, "--profile"), ("plan", "--budget", "min")):
+        outcome = pooch_command(*options, profile_path, "--force", "-o", output, "--time-limit", "nan")
+        assert outcome.code == 2
+        assert "is a folder, pipe or device: give the name of a file" in outcome.error_line
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [(["--plot", "x.gif"], ".png"), (["--plot", "x.png"], "--profile"), (["--depth", "0"], "--depth")],

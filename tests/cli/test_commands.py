@@ -232,7 +232,8 @@ def test_ranks_slow_the_link_and_a_host_budget_bounds_it(pooch_command: Command,
     assert json.loads(pooch_command(*plan, "--ranks", "4096").out)["predicted_step_ms"] == pytest.approx(
         crowded["predicted_step_ms"]
     )
-    assert pooch_command(*plan, "--ranks", "0").code == 2
+    for ranks in ("0", str(2**20 + 1), "9" * 400):
+        assert pooch_command(*plan, "--ranks", ranks).code == 2
     (bounded,) = json.loads(pooch_command(*asked, "--host-budget", str(alone["host_bytes"])).out)
     assert bounded["host_bytes"] == alone["host_bytes"] > 0
 

@@ -10,7 +10,8 @@ import pytest
 import pooch
 from pooch.api.manual import plan_from_decisions
 from pooch.api.simulation import simulate
-from pooch.errors import PoochError, UsageError
+from pooch.api.step_lives import lives_of
+from pooch.errors import PlanMismatch, PoochError, UsageError
 from pooch.ir import Plan
 from pooch.ir.profile import InFlight
 from tests.toys import blocks, random_profile, sharded
@@ -44,3 +45,17 @@ def test_a_message_is_one_line_that_a_terminal_may_be_shown() -> None:
     assert told.startswith("a name of two lines with \\x1b[2J in it")
     assert told.endswith("x: the remedy")
     assert len(told) < 1500
+
+
+@pytest.mark.parametrize("kind", ["keep", "temporary"])
+def test_an_arena_with_a_block_that_the_step_does_not_have_is_of_another_profile(kind: str) -> None:
+    profile = blocks(3)
+    plan = pooch.plan(profile, "80%", bound="arena", explain=False)
+    assert plan.layout is not None
+    odd = tuple(replace(each, target=1000) if each.kind == kind else each for each in plan.layout.blocks)
+    changed = replace(plan, layout=replace(plan.layout, blocks=odd))
+    assert changed != plan
+    assert changed.fault() is None
+    for use in (lives_of, simulate):
+        with pytest.raises(PlanMismatch, match=f"its arena has a block {kind} 1000"):
+            use(profile, changed)

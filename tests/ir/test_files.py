@@ -304,6 +304,7 @@ def test_a_missing_field(profile: Profile, tmp_path: Path) -> None:
         (lambda c: c.update(step_ms="nan"), "step_ms"),
         (lambda c: c.update(time_factor=-1), "time_factor"),
         (lambda c: c["link"].update(in_bytes_per_ms="inf"), "rate of the link"),
+        (lambda c: c["link"].update(in_bytes_per_ms=1e-320), "the link would take inf s"),
         (lambda c: c["link"].update(in_bytes_per_ms="nan"), "rate of the link"),
         (lambda c: c["link"].update(out_latency_ms=-1), "latencies"),
         (lambda c: c["link"].update(in_latency_ms="nan"), "latencies"),

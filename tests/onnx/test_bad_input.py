@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -53,6 +54,14 @@ def test_a_missing_file_or_a_folder(tmp_path: Path) -> None:
     (tmp_path / "folder.onnx").mkdir()
     assert "does not exist" in refusal(tmp_path / "absent.onnx")
     assert "is a folder" in refusal(tmp_path / "folder.onnx")
+    os.mkfifo(tmp_path / "pipe.onnx")
+    assert "is not a regular file" in refusal(tmp_path / "pipe.onnx")
+
+
+def test_a_file_larger_than_any_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "m.onnx").open("wb") as file:
+        file.truncate(2**40)
+    assert "it is larger than any such file" in refusal(tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x08", b"PK\x03\x04 a zip", bytes(range(256))])

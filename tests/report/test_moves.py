@@ -13,6 +13,7 @@ import pooch
 from pooch.cli import main
 from pooch.ir import Plan, Profile
 from pooch.report.figures import draw_plan
+from pooch.report.page.writing import write_report
 from pooch.report.summaries import plan_record
 from pooch.report.tables import moves_table, plan_table, profile_table
 from pooch.report.trace import trace_text
@@ -87,3 +88,10 @@ def test_the_command_plans_and_shows_it(profile: Profile, tmp_path: Path, capsys
     shown = ["show", str(tmp_path / "plan.json"), "--profile", str(tmp_path / "profile.json")]
     assert main([*shown, "--plot", str(tmp_path / "plan.png")]) == 0
     assert "what outlives the step" in capsys.readouterr().out
+
+
+def test_on_a_page_it_leaves_under_other_budgets_as_well(profile: Profile, plan: Plan, tmp_path: Path) -> None:
+    found = write_report(profile, plan, tmp_path / "page.html", budgets=("min",))
+    smallest = pooch.plan(profile, "min", region="step", moves="all", explain=False)
+    assert [each.budget_bytes for each in found.plans] == [smallest.budget_bytes, plan.budget_bytes]
+    assert all(each.persistent is not None for each in found.plans)

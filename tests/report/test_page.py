@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,6 +84,27 @@ def test_parameters_of_the_policy_are_those_of_the_given_plan(profile: Profile) 
     assert [each.policy for each in found.plans] == ["tflms(n_tensors=4)"] * 2
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"bound": "arena"}, ("Budgets bound", "the arena")), ({"microbatches_in_flight": 3}, ("Microbatches", "3 in"))],
+)
+def test_other_budgets_are_for_what_the_given_one_is_for(
+    profile: Profile, options: dict[str, Any], told: tuple[str, str], tmp_path: Path
+) -> None:
+    given = pooch.plan(profile, "80%", explain=False, **options)
+    path = tmp_path / "page.html"
+    found = write_report(profile, given, path, budgets=("90%", "100%"))
+    assert len(found.plans) == 3
+    assert {(each.bound, each.microbatches_in_flight) for each in found.plans} == {
+        (given.bound, given.microbatches_in_flight)
+    }
+    assert found.plans[-1].budget_bytes == given.in_core_peak_bytes
+    (text,) = re.findall(r'id="data">(.*?)</script>', path.read_text())
+    data = json.loads(text)
+    assert data["in_core"]["peak_bytes"] == given.in_core_peak_bytes
+    assert told[1] in data["facts"][told[0]]
+
+
 @pytest.mark.parametrize("text", ["", "60%,", ",60%"])
 def test_budgets_that_do_not_parse_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="60%,800MB"):
@@ -91,6 +114,8 @@ def test_budgets_that_do_not_parse_are_refused(text: str) -> None:
 def test_too_many_budgets_are_refused_before_any_is_planned(profile: Profile, plan: Plan) -> None:
     with pytest.raises(UsageError, match="at most 50"):
         planned(profile, plan, 51)
+    with pytest.raises(UsageError, match="at most 50"):
+        parse_budgets("9" * 5000)
 
 
 def test_numbers_are_those_of_the_plan(profile: Profile, plan: Plan) -> None:

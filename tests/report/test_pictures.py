@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import pooch
 from pooch.analysis.dataflow import Dataflow
 from pooch.api.batch_search.results import MaxBatch, SizePoint, Sizes
 from pooch.api.manual import plan_from_decisions
@@ -73,6 +74,13 @@ def test_a_figure_of_a_plan_has_budget_line_boundary_legend_and_units(profile: P
     assert "MiB" in memory.get_ylabel()
     assert "(ms)" in streams.get_xlabel()
     assert [tick.get_text() for tick in streams.get_yticklabels()] == ["compute", "copy-out", "copy-in"]
+
+
+def test_a_figure_of_a_plan_for_several_microbatches_has_the_in_core_step_of_as_many(profile: Profile) -> None:
+    plan = pooch.plan(profile, "80%", microbatches_in_flight=3, explain=False)
+    in_core, planned, *_ = draw_plan(profile, plan).axes[0].get_lines()
+    assert in_core.get_ydata().max() * 2**20 == pytest.approx(plan.in_core_peak_bytes)
+    assert planned.get_ydata().max() * 2**20 == pytest.approx(plan.predicted_peak_bytes)
 
 
 @pytest.mark.parametrize(("ending", "start"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")])

@@ -14,10 +14,12 @@ from ...api.smallest import budget_in_bytes, smallest_with
 from ...ground.errors import InfeasibleBudget, UsageError
 from ...ground.progress import PlanningProgress
 from ...ground.units import format_bytes
+from ...ground.visible import one_line
 from ...ir import Plan, Profile
 from ...planner import policy_names
 
 MOST_BUDGETS = 50
+_MOST_DIGITS = 18  # of a count
 _PARAMETER = re.compile(r"(\w+)=([^,]+)")
 
 
@@ -43,6 +45,8 @@ def parse_budgets(text: str) -> int | tuple[str, ...]:
         UsageError: the text is neither.
     """
     if text.strip().isdecimal():
+        if len(text) > _MOST_DIGITS:
+            raise _too_many(one_line(text))
         return int(text)
     budgets = tuple(each.strip() for each in text.split(","))
     if not all(budgets):
@@ -59,14 +63,24 @@ def plan_budgets(
     time_limit_s: float,
     progress: PlanningProgress | None,
 ) -> BudgetPlans:
-    """Plan the step under other budgets, by `write_report`'s arguments, with the policy and region of the given plan.
+    """Plan the step under other budgets, by `write_report`'s arguments, and otherwise as the given plan: with the same
+    policy and region, for as many microbatches, with the same bytes bounded and the same kinds of tensors leaving.
 
     Raises:
         UsageError: a budget, the host budget or the time limit cannot be understood, or there are too many budgets.
     """
     policy, options = _policy_of(given)
     notes = [] if given.policy.startswith(policy) else [f"The other budgets were planned by {policy}."]
-    how = PlanOptions(policy, options, host_budget, time_limit_s, given.region)
+    how = PlanOptions(
+        policy,
+        options,
+        host_budget,
+        time_limit_s,
+        given.region,
+        bound=given.bound,
+        microbatches_in_flight=given.microbatches_in_flight,
+        moves="activations" if given.persistent is None else "all",
+    )
     known = [given]
     asked = _budgets_in_bytes(profile, budgets, how) - {given.budget_bytes}
     for done, budget_bytes in enumerate(sorted(asked)):
@@ -93,12 +107,16 @@ def _policy_of(plan: Plan) -> tuple[str, dict[str, object]]:
 def _budgets_in_bytes(profile: Profile, budgets: int | Sequence[int | str], how: PlanOptions) -> set[int]:
     count = budgets if isinstance(budgets, int) else len(budgets)
     if count > MOST_BUDGETS:
-        raise UsageError(f"{count} budgets make the page too large: give at most {MOST_BUDGETS}")
+        raise _too_many(count)
     if not isinstance(budgets, int):
         return {budget_in_bytes(profile, budget, how) for budget in budgets}
     if count == 0:
         return set()
     return {int(each) for each in numpy.linspace(smallest_with(profile, how), profile.peak_bytes, count)}
+
+
+def _too_many(count: object) -> UsageError:
+    return UsageError(f"{count} budgets make the page too large: give at most {MOST_BUDGETS}")
 
 
 def _part_of(progress: PlanningProgress, name: str, done: int, count: int) -> PlanningProgress:

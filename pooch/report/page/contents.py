@@ -60,9 +60,12 @@ def _listed(profile: Profile, plan: Plan) -> list[int]:
 def _facts(profile: Profile, plan: Plan) -> dict[str, str]:
     covers = {"model": "calls of the model", "step": "the whole step"}
     modelled = is_modelled(profile) or profile.device.modelled
+    in_flight = f"{plan.microbatches_in_flight} in flight; the times are those of one"
     return {
         "Policy": plan.policy,
         "Covers": covers[plan.region],
+        **({"Budgets bound": "the arena in which all blocks lie"} if plan.bound == "arena" else {}),
+        **({"Microbatches": in_flight} if plan.microbatches_in_flight > 1 else {}),
         "Swap tier": profile.link.tier,
         "All figures": f"predicted from {'modelled' if modelled else 'measured'} times of ops",
     }

@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from ...api.options import in_flight
 from ...api.simulation import simulate
 from ...ground.colours import CHOICES, DARK, LIGHT
 from ...ground.errors import UsageError
@@ -49,8 +50,8 @@ def write_report(
         profile: what the plan was made for.
         plan: what the page is about.
         path: the HTML file to write.
-        budgets: other budgets that the page's slider offers, planned with the policy and region of the plan: how many,
-            evenly spaced from the smallest feasible one to the in-core peak; or which, as `pooch.plan` takes them.
+        budgets: other budgets that the page's slider offers, each planned as the plan was: how many, evenly spaced
+            from the smallest feasible one to the in-core peak; or which, as `pooch.plan` takes them.
         host_budget: most bytes in the swap tier for these plans.
         time_limit_s: most seconds to plan for, for each of them.
         progress: called with what is being done and the share that is done.
@@ -66,6 +67,7 @@ def write_report(
     """
     library = plotly_source()
     profile = replace(profile.variant(plan.splits), split=None)  # all plans of a page are of one kind
+    profile = in_flight(profile, plan.microbatches_in_flight)
     simulate(profile, plan)  # before other budgets are planned at length: do the two belong together?
     plans = plan_budgets(profile, plan, budgets, host_budget=host_budget, time_limit_s=time_limit_s, progress=progress)
     replace_file(path, page_text(page_contents(profile, plans), library, command).encode())
