@@ -24,7 +24,7 @@ from ..ground.errors import InfeasibleTier, UsageError
 from ..ground.units import format_bytes
 from ..ground.weakly import weakly
 from ..machine.growing import GrowingBudget
-from ..machine.persistent import Kind, Moved
+from ..machine.persistent import KINDS, Kind, Moved
 from ..torchtools.calls import compiled_part
 from ..torchtools.standing_aside import CallsEverywhere
 from ..torchtools.tensors import gradient_of
@@ -319,13 +319,18 @@ class Persistence:
         self._is_budget_known, self._share = budget_bytes is not None, 0.0
         if self._has_to_stay():
             return
-        memory = self._memory_of(models, budget_bytes, arguments)
+        has_sizes = arguments is not None and budget_bytes is not None
+        given_bytes = self._needs.most_given_bytes(arguments) if has_sizes else None
+        memory = self._memory_of(models, budget_bytes, given_bytes)
         if memory is None:
             return
-        if self._is_on_trial:
-            self._data.begin_trial(memory, arguments)
-        else:
+        if not self._is_on_trial:
             self._data.step_begins(memory, has_missed, arguments)
+        if self._is_on_trial or (given_bytes is not None and not (self._has_limit or self._data.has_begun)):
+            self._data.begin_trial(memory, arguments)
+            memory.values.held_back |= {"data"}
+        elif self._data.has_begun:
+            memory.values.held_back = frozenset()
         self._has_missed = False
         here_bytes, parameters = memory.values.here_bytes(), parameters_of(models)
         stepped = self.states.in_no_model(models, parameters)
@@ -344,13 +349,19 @@ class Persistence:
         return self._evictor.missing_bytes > 0 and not self._has_passed_by
 
     def _memory_of(
-        self, models: Sequence[torch.nn.Module], budget_bytes: int | None, arguments: object = None
+        self, models: Sequence[torch.nn.Module], budget_bytes: int | None, given_bytes: int | None = None
     ) -> PersistentMemory | None:
-        """Return what lets things leave, with all in it that the models have by now; None if nothing needs to leave."""
+        """Return what lets things leave, with all in it that the models have by now; None if nothing needs to leave.
+
+        Args:
+            models: The models.
+            budget_bytes: The budget, or None if it is not known yet.
+            given_bytes: What a step is given that begins, if that is more than any before it was given.
+        """
         if self.memory is None and budget_bytes is not None:
             if self._is_needed(models, budget_bytes):
                 self._begin(models, budget_bytes)
-            elif arguments is not None and self._needs.may_be_tight(parameters_of(models), arguments):
+            elif given_bytes is not None and self._needs.may_be_tight(parameters_of(models), given_bytes):
                 self._begin_trial(models, budget_bytes)
         memory = self.memory
         if memory is not None:
@@ -364,8 +375,7 @@ class Persistence:
 
         Later is too late, as autograd holds views of parameters then, which are read unseen.
         """
-        has_limit = self._evictor.engine.room.limit_bytes is not None
-        if has_limit or LIBRARY.get() is None or not self._may_begin() or self._runs_compiled(models):
+        if self._has_limit or LIBRARY.get() is None or not self._may_begin() or self._runs_compiled(models):
             return
         self._begin(models, budget_bytes, is_on_trial=True)
 
@@ -452,10 +462,10 @@ class Persistence:
 
     def let_all_leave_now(self) -> bool:
         """Let what is held back in a step leave from here on, in whatever thread; return whether there is any."""
-        is_held_back = self.memory is not None and self.memory.values.are_held_back
-        if self.memory is not None:
-            self.memory.values.are_held_back = False
-        return is_held_back
+        if self.memory is None or not self.memory.values.held_back:
+            return False
+        self.memory.values.held_back = frozenset()
+        return True
 
     def let_put_state_leave_now(self) -> bool:
         """Have state leave that a step has put there, in the middle of an op; return whether there is any."""
@@ -523,6 +533,8 @@ class Persistence:
             self._steps_with_moves += 1
         if self._is_on_trial:
             self._end_trial()
+        elif self.memory is not None:
+            self._data.end_trial(self.memory)
 
     def _end_trial(self) -> None:
         """Go on if the step has needed it, or have everything stay again."""
@@ -532,10 +544,15 @@ class Persistence:
             self._end_and_unmark()
 
     def _go_on(self, memory: PersistentMemory) -> None:
-        self._is_on_trial = memory.values.are_held_back = False
-        self._say_begun(f"the budget of {format_bytes(self._evictor.budget_bytes)}")
+        self._is_on_trial, memory.values.held_back = False, frozenset()
+        self._has_to_move(memory, f"the budget of {format_bytes(self._evictor.budget_bytes)}")
         self._data.end_trial(memory)
         self._attach(self._living(), memory)
+
+    @property
+    def _has_limit(self) -> bool:
+        """Whether the swap tier may take no more than so much."""
+        return self._evictor.engine.room.limit_bytes is not None
 
     def _is_needed(self, models: Sequence[torch.nn.Module], budget_bytes: int) -> bool:
         if not self._may_begin():
@@ -568,16 +585,19 @@ class Persistence:
                 return None
             self._models = [weakref.ref(model) for model in models]
             self._calls.begin()
-            self.times.moves = True
-            self._moved, self._staying_bytes = self.memory.values.moved, self.memory.staying_bytes
+            self._moved = self.memory.values.moved
             if needed_bytes is not None:
                 self.memory.reserve(needed_bytes)
-            self._is_on_trial = self.memory.values.are_held_back = is_on_trial
+            self._is_on_trial = is_on_trial
+            if is_on_trial:
+                self.memory.values.held_back = KINDS
         if not is_on_trial:
-            self._say_begun(told or f"the budget of {format_bytes(budget_bytes)}")
+            self._has_to_move(self.memory, told or f"the budget of {format_bytes(budget_bytes)}")
         return self.memory
 
-    def _say_begun(self, exceeded: str) -> None:
+    def _has_to_move(self, memory: PersistentMemory, exceeded: str) -> None:
+        """Note, and tell, that things leave where a step would exceed something."""
+        self.times.moves, self._staying_bytes = True, memory.staying_bytes
         self._say(
             f"parameters, gradients and the optimizer's state leave {self._evictor.device.type} memory where a step "
             f"would exceed {exceeded}"

@@ -115,20 +115,28 @@ class PersistentNeeds:
             return needed_bytes > room_bytes
         return needed_bytes + self._states.stepping_bytes(trained) > room_bytes
 
-    def may_be_tight(self, parameters: Iterable[torch.nn.Parameter], arguments: object) -> bool:
-        """Return whether a step may need what parameters and gradients take, as it is given more than any before it.
+    def most_given_bytes(self, arguments: object) -> int | None:
+        """Return how many bytes a step is given if they are more than any before it was given, else None.
 
         Args:
-            parameters: The parameters.
             arguments: What the model is called with, in any nesting.
         """
         given_bytes = sum(map(tensor_bytes, find_tensors(arguments)))
         if given_bytes <= self._most_given_bytes:
-            return False
+            return None
         self._most_given_bytes = given_bytes
+        return given_bytes
+
+    def may_be_tight(self, parameters: Iterable[torch.nn.Parameter], given_bytes: int) -> bool:
+        """Return whether a step that is like none before may need what may leave in it.
+
+        Args:
+            parameters: The parameters.
+            given_bytes: What the model is called with.
+        """
         taken = Taken.by(parameters)
-        needed_bytes = taken.parameters_bytes + taken.to_come_bytes
-        return needed_bytes > TRIAL_SHARE * self.room_bytes(taken.parameters_bytes)
+        needed_bytes = taken.parameters_bytes + taken.to_come_bytes + given_bytes
+        return needed_bytes > TRIAL_SHARE * self.room_bytes(taken.parameters_bytes + given_bytes)
 
     def is_passed_by_step(self, optimizer: torch.optim.Optimizer, budget_bytes: int, share: float) -> bool:
         """Return whether an optimizer's step would pass the budget with the state that comes to be in it.

@@ -41,12 +41,15 @@ class ProgramData:
     Args:
         evictor: Holds the budget.
         tell: Called with one line, once.
+
+    Attributes:
+        has_begun: Whether data leaves.
     """
 
     def __init__(self, evictor: Evictor, tell: Callable[[str], None]) -> None:
         self._evictor, self._tell = evictor, tell
         self._looks_at_all = not has_streams(evictor.device)
-        self._has_begun = False
+        self.has_begun = False
         self._all, self._young = Seldom(), Seldom()
         self._given: list[weakref.ref[torch.Tensor]] = []  # to a step on trial
 
@@ -78,11 +81,11 @@ class ProgramData:
         self._all.step_ends(is_held=not has_missed)
         self._young.step_ends(is_held=True)  # it takes next to no time
         may_look = has_missed and is_alone()
-        if self._has_begun or (may_look and not self._looks_at_all and self._all.is_due()):
+        if self.has_begun or (may_look and not self._looks_at_all and self._all.is_due()):
             self._adopt(memory, self._free(find_tensors(arguments), memory.library), is_given=True)
         if may_look and self._looks_at_all:  # after that: to find what a step is given is no reason to look again
             self._look_seldom(memory.library, {}, lambda: memory)
-        if self._has_begun and self._looks_at_all and is_alone():
+        if self.has_begun and self._looks_at_all and is_alone():
             held = held_by_running_steps()
             if held:
                 self._adopt(memory, self._free(held, memory.library))
@@ -126,7 +129,7 @@ class ProgramData:
         without: Collection[int] = (),
     ) -> bool:
         # What each step makes anew is young, unless garbage was collected meanwhile.
-        if self._has_begun and self._young.is_due() and self._look(library, followed, memory_now, without, YOUNG):
+        if self.has_begun and self._young.is_due() and self._look(library, followed, memory_now, without, YOUNG):
             return True
         return self._all.is_due() and self._look(library, followed, memory_now, without)
 
@@ -158,7 +161,7 @@ class ProgramData:
         for each in given:
             if (tensor := each()) is not None:
                 unmark(tensor)
-        if self._has_begun and is_alone():
+        if self.has_begun and is_alone():
             for tensor in live_tensors(self._evictor.device.type):
                 unmark(tensor)
 
@@ -180,8 +183,8 @@ class ProgramData:
         return data_bytes - before_bytes
 
     def _begin(self, data_bytes: int) -> None:
-        if not self._has_begun:
-            self._has_begun = True
+        if not self.has_begun:
+            self.has_begun = True
             self._tell(
                 "nothing else can leave, so tensors that the program holds leave "
                 f"{self._evictor.device.type} memory as well from now on ({format_bytes(data_bytes)})"

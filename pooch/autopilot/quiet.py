@@ -172,7 +172,7 @@ class _Seen:
         found: list[Hashable] = [model.training, has_gradients, casts_now() if _is_any_cast() else None]
         for item in (*args, *kwargs, *kwargs.values()) if kwargs else args:
             kind: Any = type(item)
-            if kind is torch.Tensor:
+            if kind is torch.Tensor and not item.is_nested:
                 found += (item.shape, item.dtype, item.requires_grad)
             elif kind is str or kind is bool or item is None:
                 found += (kind, item)

@@ -56,7 +56,7 @@ def step_key(
     for leaf in _leaves((args, kwargs)):
         if isinstance(leaf, torch.Tensor):
             kinds.append((dtype_name(leaf.dtype), leaf.dim(), leaf.requires_grad))
-            sizes.extend(leaf.shape)
+            sizes.extend(_nested_sizes(leaf) if leaf.is_nested else leaf.shape)
         elif isinstance(leaf, (str, bool)) or leaf is None:
             kinds.append(leaf)
     with_gradient = sum(gradient_of(parameter) is not None for parameter in parameters)
@@ -73,6 +73,11 @@ def casts_now() -> tuple[str, ...]:
         if torch.is_autocast_enabled(device_type):
             found.append(f"{device_type} {torch.get_autocast_dtype(device_type)}")
     return tuple(found)
+
+
+def _nested_sizes(tensor: torch.Tensor) -> list[int]:
+    """Return a number for each dimension of a nested tensor, whose own sizes are none that can be compared."""
+    return [tensor.size(0), tensor.values().numel(), *[1] * (tensor.dim() - 2)]
 
 
 def _leaves(item: Any) -> Iterator[object]:

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import itemgetter
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from .eviction import online_score
 from .values import Memory, Owner, Place, Storage, Ticket, Value
 
 Kind = Literal["parameter", "buffer", "gradient", "state", "data"]
+KINDS: frozenset[Kind] = frozenset(get_args(Kind))
 Cost = Callable[[Value], float]
 
 
@@ -433,7 +434,7 @@ class PersistentValues:
     Attributes:
         moved: What was copied.
         are_last: Whether they leave after all values that autograd has saved, whatever that costs.
-        are_held_back: Whether none leaves.
+        held_back: The kinds of which none leaves.
     """
 
     def __init__(self, count_uses: Callable[[], int], count_here_bytes: Callable[[], int] | None = None) -> None:
@@ -443,7 +444,7 @@ class PersistentValues:
         self._scored: list[tuple[float, PersistentValue]] = []  # those that could leave at `_scored_at`, in order
         self._scored_at = self._first = 0  # the latter: the place of the first that has not left since
         self.moved = Moved()
-        self.are_last = self.are_held_back = False
+        self.are_last, self.held_back = False, frozenset[Kind]()
 
     def __iter__(self) -> Iterator[PersistentValue]:
         return iter(list(self._values.values()))
@@ -547,10 +548,12 @@ class PersistentValues:
             cost_ms: Gives what leaving costs.
             score: Gives the score of a saved value, by which it is compared with these.
         """
-        if self.are_held_back:
+        if self.held_back == KINDS:
             yield from saved
             return
         own = self._in_order(cost_ms)
+        if self.held_back:
+            own = (each for each in own if each[1].kind not in self.held_back)
         following = next(own, None)
         for value in saved:
             limit = -1.0 if self.are_last else score(value)

@@ -34,6 +34,7 @@ _LOOKS_AGAIN = 8  # saves after a look that has found too little to copy
 _REACH = 64  # saves before the one that was read: what is read later than that may have to leave again
 _EVERYTHING_BYTES = 2**62
 _SPARE_SHARE = 0.02  # of what the step may use: freed at once, since looking for candidates takes time
+_MOST_RESORTS = 3  # that are asked for at once: what is held back may leave before anything is looked for
 
 
 class Keeper(Protocol):
@@ -172,8 +173,10 @@ class Pressure:
                     return
             spare_bytes = int(_SPARE_SHARE * (self.budget_bytes - self._start_bytes))
             freed_bytes = self._evict_cheapest(max(missing_bytes, spare_bytes))
-            may_find = freed_bytes < missing_bytes and growing is None
-            if may_find and (found_bytes := self.last_resort()) is not None:
+            for _ in range(_MOST_RESORTS):
+                may_find = freed_bytes < missing_bytes and growing is None
+                if not may_find or (found_bytes := self.last_resort()) is None:
+                    break
                 freed_bytes += found_bytes + self._evict_cheapest(missing_bytes - freed_bytes - found_bytes)
             if freed_bytes < missing_bytes and self._health.fault is not None:
                 here_bytes = sum(value.size_bytes for value in self._values if self._can_leave(value))

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 
 import pooch
+from tests.autopilot.under import Under
 from tests.exotic_kinds import KINDS, ROWS, WIDTH, Sandwich
 from tests.exotic_training import APART, Outcome, outcome_of
 
@@ -197,3 +199,26 @@ def test_data_that_was_assigned_after_autograd_saved_a_tensor_is_read_as_in_plai
     expected = gradients()
     with pooch.auto(model, 2**30, tell=lambda line: None):
         assert all(map(torch.equal, gradients(), expected))
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_a_model_that_is_given_nested_tensors_of_changing_sizes(layout: torch.layout) -> None:
+    class OfValues(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*[nn.Linear(32, 32) for _ in range(4)])
+
+        def forward(self, nested: Tensor) -> Tensor:
+            return self.layers(nested.values().view(-1, 32)).square().mean()
+
+    def losses(around: Any) -> list[float]:
+        torch.manual_seed(0)
+        model, found = OfValues(), []
+        with around(model):
+            for rows in (100, 200, 150, 200):
+                loss = model(torch.nested.nested_tensor([torch.randn(rows, 32), torch.randn(50, 32)], layout=layout))
+                loss.backward()
+                found.append(loss.item())
+        return found
+
+    assert losses(Under("1MiB")) == losses(lambda _: contextlib.nullcontext())

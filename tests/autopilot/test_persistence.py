@@ -253,12 +253,55 @@ def test_what_a_first_step_is_given_leaves_as_well() -> None:
     assert told[1].startswith("nothing else can leave, so tensors that the program holds leave cpu memory")
 
 
+def test_a_batch_leaves_in_the_first_step_that_has_no_room_beside_it_however_small_parameters_are() -> None:
+    torch.manual_seed(0)
+    width, rows, told = 64, 8000, list[str]()
+    model = nn.Sequential(*[each for _ in range(LAYERS) for each in (nn.Linear(width, width), nn.Tanh())])
+    batch_bytes = 4 * rows * width
+    assert 3 * sum(parameter.nbytes for parameter in model.parameters()) < 0.1 * 5 * batch_bytes
+    with pooch.auto(model, int(5.5 * batch_bytes) + others_bytes, tell=told.append) as auto:
+        model(torch.randn(rows, width)).square().mean().backward()
+        assert auto.summary().peak_bytes <= auto.summary().budget_bytes
+    assert [line for line in told if "tensors that the program holds leave" in line]
+    assert not [line for line in told if "over the budget" in line]
+
+
+@pytest.mark.parametrize("smaller", [[], [100, 100]])
+def test_a_larger_batch_leaves_in_the_first_step_that_has_no_room_though_parameters_leave(smaller: list[int]) -> None:
+    model, told = network(), list[str]()
+    optimizer = adamw(model)
+    with pooch.auto(model, 4 * 2**20 + others_bytes, optimizer, tell=told.append) as auto:
+        for count in [*smaller, 1000]:
+            model(torch.randn(count, WIDTH)).square().mean().backward()
+            begun = [line for line in told if "tensors that the program holds leave" in line]
+            assert len(begun) == (count == 1000)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert memory_of(auto).values.moved.out_bytes["data"] > 0
+        assert auto.summary().peak_bytes <= auto.summary().budget_bytes
+    assert not [line for line in told if "over the budget" in line]
+
+
 def test_in_a_first_step_with_room_beside_them_they_stay_and_nothing_is_told() -> None:
     counts, budget = [400, 400], 5 * 2**20
     numbers, left_bytes, told = steps_of(counts, budget)
     assert numbers == steps_of(counts, None)[0]
     assert left_bytes == [0, 0]
     assert not [line for line in told if "parameters, gradients" in line]
+
+
+def test_a_step_in_which_nothing_has_to_leave_has_no_time_of_moving_and_nothing_that_stays() -> None:
+    """Else steps far below the budget are told to lose time to it, and the summary lists what stays."""
+    model = network()
+    array, moves = model[0].weight.detach().numpy(), list[bool]()
+    with pooch.auto(model, 16 * 2**20 + others_bytes, adamw(model), quiet=True) as auto:
+        persistence = auto._driver._persistence
+        model[-1].register_forward_hook(lambda *_: moves.append(persistence.memory is not None))
+        model[-1].register_forward_hook(lambda *_: moves.append(persistence.times.moves))
+        model(torch.randn(400, WIDTH)).square().mean().backward()
+        assert moves == [True, False]
+        assert not auto.summary().staying
+    assert array.nbytes == LAYER_BYTES
 
 
 def test_after_a_trial_nothing_of_it_is_left_on_parameters_and_data() -> None:
