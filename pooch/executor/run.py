@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Literal, Protocol
 
 import torch
@@ -130,6 +131,7 @@ class Run:
             compares,
             engine.health,
             self._floor.device_peak_bytes,
+            partial(getattr, self._floor, "missing_bytes"),
         )
         self._removed = self._paused = self._begun = False
         self._step_type: type[Step] = Step

@@ -56,8 +56,11 @@ class _Followed:
     """A step whose backward pass has not ended. The step lives as long as its graph."""
 
     step: weakref.ref[Step | KeptStep]
+    number: int
+    stats: RunStats
     is_forward_over: bool = False
     is_read: bool = False
+    is_over_budget: bool = False
 
 
 @dataclass(eq=False)
@@ -100,6 +103,7 @@ class RunWatch:
         compares: Whether replays are compared with what they replace, which takes a few bytes of a GPU.
         health: What is wrong with the swap tier, or None.
         device_peak_bytes: Returns the peak of the step so far, on a device whose allocator counts.
+        missing_bytes: Returns by how much the step that runs had to pass the budget, as far as that is counted.
 
     Attributes:
         totals: Counters over all steps.
@@ -116,12 +120,14 @@ class RunWatch:
         compares: bool = True,
         health: TierHealth | None = None,
         device_peak_bytes: Callable[[], int] | None = None,
+        missing_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self.totals = RunTotals()
         self._plan, self._device, self._warn_once = plan, device, warn_once
         self._measure_every, self._on_overrun, self._health = measure_every, on_overrun, health
         self._checksum_bytes = CHECKSUM_BYTES if compares and accelerators.has_streams(device) else 0
         self._device_peak_bytes = device_peak_bytes or partial(accelerators.peak_allocated_bytes, device)
+        self._missing_bytes = missing_bytes
         self._parameters = ParameterWatch(model)
         self._followed: list[_Followed] = []
         self._measurement: _Measurement | None = None
@@ -164,7 +170,7 @@ class RunWatch:
     @contextmanager
     def following(self, step: Step | KeptStep) -> Iterator[None]:
         """Follow a planned region, and then its graph."""
-        followed = _Followed(weakref.ref(step, weakly(self._graph_is_gone)))
+        followed = _Followed(weakref.ref(step, weakly(self._graph_is_gone)), self.totals.steps, step.stats)
         self._followed.append(followed)
         if self._measurement is not None:
             self._measurement.followed.append(followed)
@@ -257,7 +263,10 @@ class RunWatch:
             if followed.is_forward_over and not builds_graph:  # otherwise the backward pass's own graph keeps it alive
                 self._notice(RETAINED)
         measurement = self._measurement
-        if measurement is None or followed not in measurement.followed or not followed.is_forward_over:
+        if measurement is None or followed not in measurement.followed:
+            self._judge_unmeasured(followed)
+            return
+        if not followed.is_forward_over:
             return
         measurement.backward_passes += 1
         self._mark(followed)
@@ -378,6 +387,16 @@ class RunWatch:
             cause = self._likely_cause(measurement, peak_bytes - budget_bytes)
             self._tell(Overrun(measurement.number, peak_bytes, budget_bytes, is_off_path, cause))
         self._tell_unconfirmed(measurement.causes)
+
+    def _judge_unmeasured(self, followed: _Followed) -> None:
+        """Tell of a step that has left its path and passed the budget, which is counted in each of them."""
+        missing_bytes, budget_bytes = self._missing_bytes(), self._plan.budget_bytes
+        if missing_bytes and budget_bytes and followed.stats.mismatches and not followed.is_over_budget:
+            followed.is_over_budget = True
+            totals, peak_bytes = self.totals, budget_bytes + missing_bytes
+            totals.steps_over_budget += 1
+            totals.peak_bytes = max(peak_bytes, totals.peak_bytes or 0)
+            self._tell(Overrun(followed.number, peak_bytes, budget_bytes, is_off_path=True, cause=OFF_PATH))
 
     def _tier_cause(self, stats: RunStats) -> Cause | None:
         fault = None if self._health is None else self._health.fault

@@ -395,6 +395,28 @@ def test_a_plan_that_does_nothing_is_measured_too() -> None:
     assert_same(expected, training.state())
 
 
+def wide(training: Training, number: int) -> None:
+    """In steps 4 and 5, rows that the plan does not know are there eight times at once."""
+    training.optimizer.zero_grad()
+    with training.region():
+        rows = torch.cat([training.rows] * 8).tanh()[: len(training.rows)] if number in (4, 5) else training.rows
+        loss = training.model(rows)
+    loss.backward()
+    training.optimizer.step()
+
+
+@pytest.mark.parametrize("measure_every", [1000, None])
+def test_a_step_off_its_path_that_passes_the_budget_is_told_without_being_measured(measure_every: int | None) -> None:
+    texts, run = told(wide, 6, measure_every=measure_every)
+    assert len(texts) == 2
+    assert "left the planned path at op 0: expected" in texts[0]
+    assert texts[1].startswith("step 4 took ")
+    assert "over the budget" in texts[1]
+    assert "the step left the profiled path" in texts[1]
+    assert run.totals.steps_off_path == run.totals.steps_over_budget == 2
+    assert (run.totals.peak_bytes or 0) > run.plan.budget_bytes
+
+
 # Others who measure ---------------------------------------------------------------------------------------------------
 
 
