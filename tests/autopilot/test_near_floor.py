@@ -38,8 +38,8 @@ def modelled_copies() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(PlanRequests, "_with_costs", lambda _, job: job)
         patched.setattr(Trial, "is_slower", lambda *_: False)
-        patched.setattr(Persistence, "_is_needed", lambda *_: False)  # what activations alone can do
-        patched.setattr(Persistence, "let_more_leave_now", lambda *_: False)
+        for never in ("_is_needed", "_begin_trial", "let_more_leave_now"):
+            patched.setattr(Persistence, never, lambda *_: False)  # what activations alone can do
         torch.set_num_threads(1)
         yield
     torch.set_num_threads(threads)
