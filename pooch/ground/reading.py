@@ -17,6 +17,7 @@ from typing import Any
 from .errors import FileFormatError
 
 MOST_BYTES = 256 * 2**20  # a profile of 100,000 ops takes less than half of it
+_CHUNK_BYTES = 2**20
 
 
 def file_bytes(path: str | Path, most_bytes: int = MOST_BYTES, *, follow_links: bool = True) -> bytes:
@@ -38,7 +39,11 @@ def file_bytes(path: str | Path, most_bytes: int = MOST_BYTES, *, follow_links: 
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        content = b"" if found.st_size > most_bytes else file.read(most_bytes + 1)
+        content = b""
+        if found.st_size <= most_bytes:
+            content = file.read(found.st_size + 1)  # memory for as much is taken at once
+            while len(content) <= most_bytes and (more := file.read(_CHUNK_BYTES)):  # it has grown, or had no size
+                content += more
     if max(found.st_size, len(content)) > most_bytes:
         raise OSError(errno.EFBIG, "it is larger than any such file", str(path))
     return content
