@@ -205,6 +205,7 @@ class CountedBytes(LiveBytes):
         """Stop counting."""
         if self._remove.alive:
             self.let_go()
+            self._buckets.close()
             self._remove()
 
 

@@ -53,25 +53,40 @@ def will_arrange_buckets(model: torch.nn.Module) -> bool:
     )
 
 
+# Models whose buckets were made while allocations were counted, with whether they would still arrange them anew at the
+# end of that: the allocator counts them for as long as they live.
+_COUNTED: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
+
+
 class EarlierBuckets:
     """The buckets of DDP models that are there already. DDP makes them as it is made, and C++ holds them, unseen."""
 
     def __init__(self) -> None:
-        kind = torch.nn.parallel.DistributedDataParallel
-        models = live_objects(kind) if is_distributed() else []
-        self._models = [(weakref.ref(each), will_arrange_buckets(each)) for each in models]
+        models = [(each, will_arrange_buckets(each)) for each in _ddp_models()]
+        self._models = [(weakref.ref(each), would) for each, would in models if _COUNTED.get(each) is not would]
         self.counted_bytes = 0  # by the last `count`
+
+    def close(self) -> None:
+        """Note what has been counted as it was made, for those who count later in the same process."""
+        still = {id(each) for each in self._there()}
+        _COUNTED.update({each: will_arrange_buckets(each) for each in _ddp_models() if id(each) not in still})
+
+    def _there(self) -> list[torch.nn.parallel.DistributedDataParallel]:
+        models = ((model(), would_arrange) for model, would_arrange in self._models)
+        return [each for each, would in models if each is not None and (not would or will_arrange_buckets(each))]
 
     def count(self, device_type: str) -> int:
         """Return the bytes of those that are still there, but for those that are seen as gradients."""
-        models = ((model(), will_arrange) for model, will_arrange in self._models)
-        there = [each for each, would in models if each is not None and (not would or will_arrange_buckets(each))]
-        self.counted_bytes = sum(_bucket_bytes(each, device_type) for each in there)
+        self.counted_bytes = sum(_bucket_bytes(each, device_type) for each in self._there())
         return self.counted_bytes
 
     def has_changed(self, device_type: str) -> bool:
         """Return whether fewer or others are there than were counted last."""
         return bool(self._models) and self.counted_bytes != self.count(device_type)
+
+
+def _ddp_models() -> list[torch.nn.parallel.DistributedDataParallel]:
+    return live_objects(torch.nn.parallel.DistributedDataParallel) if is_distributed() else []
 
 
 def _bucket_bytes(model: torch.nn.parallel.DistributedDataParallel, device_type: str) -> int:

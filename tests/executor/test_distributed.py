@@ -6,7 +6,7 @@ What needs two processes is in `test_ranks.py`.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -47,35 +47,76 @@ def test_distributed_data_parallel(choice: str, one_rank: None) -> None:
     check(make, choice)
 
 
+@pytest.fixture
+def unseen_bytes(one_rank: None) -> Iterator[Callable[[CountedBytes], int]]:
+    """What is counted without being seen, beyond what other tests have left in C++ alone."""
+
+    def unseen(counted: CountedBytes) -> int:
+        return counted.now() - live_bytes(CPU)
+
+    gc.collect()  # models of other tests, with their buckets
+    with closing(CountedBytes(the_allocator())) as counted:
+        before_bytes = unseen(counted)
+    yield lambda counted: unseen(counted) - before_bytes
+
+
 @pytest.mark.cpu
 @pytest.mark.parametrize("as_view", [False, True])
-def test_buckets_that_were_made_before_are_counted(as_view: bool, one_rank: None) -> None:
+def test_buckets_that_were_made_before_are_counted(as_view: bool, unseen_bytes: Callable[[CountedBytes], int]) -> None:
     model = DistributedDataParallel(nn.Linear(256, 256), gradient_as_bucket_view=as_view)
     bucket_bytes = sum(parameter.nbytes for parameter in model.parameters())
     with closing(CountedBytes(the_allocator())) as counted:
-        unseen_bytes = [counted.now() - live_bytes(CPU)]
+        found_bytes = [unseen_bytes(counted)]
         for _ in range(3):
             model(torch.ones(8, 256)).sum().backward()
             counted.recount()
-            unseen_bytes.append(counted.now() - live_bytes(CPU))
+            found_bytes.append(unseen_bytes(counted))
         assert model._has_rebuilt_buckets
         assert counted._buckets.counted_bytes == 0
-    assert unseen_bytes[:2] == 2 * [bucket_bytes] if not as_view else unseen_bytes[0] == bucket_bytes
-    assert unseen_bytes[-1] == (0 if as_view else bucket_bytes)  # arranged anew, and seen as they were made
+    assert found_bytes[:2] == 2 * [bucket_bytes] if not as_view else found_bytes[0] == bucket_bytes
+    assert found_bytes[-1] == (0 if as_view else bucket_bytes)  # arranged anew, and seen as they were made
 
 
 @pytest.mark.cpu
-def test_buckets_that_were_arranged_before_are_counted_until_their_model_is_gone(one_rank: None) -> None:
+def test_buckets_that_were_arranged_before_are_counted_until_their_model_is_gone(
+    unseen_bytes: Callable[[CountedBytes], int],
+) -> None:
     model = DistributedDataParallel(nn.Linear(256, 256))
     bucket_bytes = sum(parameter.nbytes for parameter in model.parameters())
     for _ in range(2):
         model(torch.ones(8, 256)).sum().backward()
     with closing(CountedBytes(the_allocator())) as counted:
-        assert counted.now() - live_bytes(CPU) == bucket_bytes
+        assert unseen_bytes(counted) == bucket_bytes
         del model
         gc.collect()
         counted.recount(if_less=True)
-        assert counted.now() == live_bytes(CPU)
+        assert unseen_bytes(counted) == 0
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("made", ["before", "within", "within, arranged after", "before, arranged within"])
+def test_buckets_are_counted_once_where_a_budget_follows_another(
+    made: str, unseen_bytes: Callable[[CountedBytes], int]
+) -> None:
+    """What was made under the first budget is counted by the allocator for as long as it lives."""
+
+    def make() -> DistributedDataParallel:
+        return DistributedDataParallel(nn.Linear(256, 256))
+
+    def arrange(model: DistributedDataParallel) -> None:
+        for _ in range(2):
+            model(torch.ones(8, 256)).sum().backward()
+        assert model._has_rebuilt_buckets
+
+    early = make() if made.startswith("before") else None
+    with closing(CountedBytes(the_allocator())):
+        model = early or make()
+        if made.endswith("arranged within"):
+            arrange(model)
+    if made.endswith("arranged after"):
+        arrange(model)
+    with closing(CountedBytes(the_allocator())) as counted:
+        assert unseen_bytes(counted) == sum(parameter.nbytes for parameter in model.parameters())
 
 
 class Named(torch.Tensor):
