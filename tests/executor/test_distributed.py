@@ -48,7 +48,7 @@ def test_distributed_data_parallel(choice: str, one_rank: None) -> None:
 
 
 @pytest.fixture
-def unseen_bytes(one_rank: None) -> Iterator[Callable[[CountedBytes], int]]:
+def unseen_bytes(one_rank: None) -> Callable[[CountedBytes], int]:
     """What is counted without being seen, beyond what other tests have left in C++ alone."""
 
     def unseen(counted: CountedBytes) -> int:
@@ -57,7 +57,7 @@ def unseen_bytes(one_rank: None) -> Iterator[Callable[[CountedBytes], int]]:
     gc.collect()  # models of other tests, with their buckets
     with closing(CountedBytes(the_allocator())) as counted:
         before_bytes = unseen(counted)
-    yield lambda counted: unseen(counted) - before_bytes
+    return lambda counted: unseen(counted) - before_bytes
 
 
 @pytest.mark.cpu
