@@ -21,6 +21,7 @@ from ..torchtools.tensors import storage_key
 from .cursor import Cursor
 from .engines.cpu import CpuEngine
 from .native_actions import native_actions
+from .native_reads import native_reads
 from .own_work import OWN_WORK, SavingHooks
 from .step import Step
 
@@ -52,9 +53,9 @@ def native_saving(step: Step, calls: CompiledCalls | None = None) -> StepHooks:
         first_node: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         region: Any = step.cursor
         region.go_unplanned(step.replays, not step.replays, first_node, step.evictor.verification.number)
-    moves = native_actions(step)
+    moves, step.reads = native_actions(step), native_reads(step)
     python = _PythonHooks(step, step.evictor.own_time, are_quiet=step.empties)
-    hooks = module.Hooks(python, step, step.cursor, step.stats, step.begin, moves)
+    hooks = module.Hooks(python, step, step.cursor, step.stats, step.begin, moves, step.reads)
     return StepHooks(hooks.pack, hooks.unpack, step.fell_silent, calls)
 
 

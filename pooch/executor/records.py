@@ -146,12 +146,22 @@ class Handle:
 watch.HANDLES.add(Handle)
 
 
-def handle_on(step: object, value: Value, tensor: torch.Tensor, ended: Callable[[Value], None]) -> Handle:
-    """Return a handle, a native one if there is a native part. Its arguments are those of `Handle`."""
+def handle_on(
+    step: object, value: Value, tensor: torch.Tensor, ended: Callable[[Value], None], reads: Any = None
+) -> Handle:
+    """Return a handle, a native one if there is a native part.
+
+    Args:
+        step: See `Handle`, also for the next three.
+        value: The value in the tensor's storage.
+        tensor: The tensor.
+        ended: Called with the value at the end of the handle.
+        reads: What reads the value natively as long as it is there, or None.
+    """
     module = watch.LIBRARY.loaded
     if module is None or not module.is_ordinary(tensor):
         return Handle(step, value, tensor, ended)
-    return module.Handle(step, value, tensor, ended)  # type: ignore[no-any-return]
+    return module.Handle(step, value, tensor, ended, reads)  # type: ignore[no-any-return]
 
 
 class KeptTensor:

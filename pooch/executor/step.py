@@ -72,6 +72,7 @@ class Step(SavedTensors):
         mismatches: Why the schedule could not be carried out, where pressure has taken over for that.
         on_read: Called once, at the first read of a saved tensor.
         is_quiet: Whether nothing is told where the step leaves its path now.
+        reads: What reads natively the values that no plan moves, as long as they are there, or None.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Step(SavedTensors):
         self.guide: PlanGuide | None = None
         self._on_mismatch: OnMismatch = "follow"
         self.is_quiet = False
+        self.reads: Any = None
         self.graph: Any = None  # what numbers the values of the compiled graph that is running, if any
         if advice is not None:
             self._on_mismatch = advice.on_mismatch
@@ -510,7 +512,7 @@ class Step(SavedTensors):
             elif saved.storage is None:  # it left, and something made the tensor again
                 saved.storage = storage_of(tensor)
                 self.evictor.returned(saved)
-            return handle_on(owner, saved, tensor, self.lock.end)
+            return handle_on(owner, saved, tensor, self.lock.end, self.reads)
 
     def _is_governed(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies on the device whose budget is held.

@@ -26,6 +26,61 @@ _LOOKED_AT = 16  # of those that could not leave before, each time
 _Entry = tuple[int, int, float, Value]  # saved at, serial number, price, value
 
 
+class _Heads:
+    """The first of each bucket, by score, from one position. Most looks need little more.
+
+    Args:
+        buckets: The entries in each, as a heap, with some that are valid no more.
+        entries: Those that are valid, by value.
+        position: Of the backward pass.
+
+    Attributes:
+        bucket: The bucket of what `pop` returned last.
+    """
+
+    def __init__(self, buckets: dict[int, list[_Entry]], entries: dict[Value, _Entry], position: float) -> None:
+        self._buckets, self._entries, self._position = buckets, entries, position
+        self.bucket = _NEVER
+        firsts = [(self._first(bucket), bucket) for bucket in list(buckets)]
+        able = ((entry, bucket) for entry, bucket in firsts if entry is not None and bucket != _NEVER)
+        self._heap = [(priced_score(entry[2], position, entry[0]), bucket) for entry, bucket in able]
+        self._scores = {
+            bucket: score for score, bucket in self._heap
+        }  # of buckets that were pushed again, the last one
+        heapq.heapify(self._heap)
+
+    def pop(self) -> _Entry | None:
+        """Return the first of all, which stays where it is, or None."""
+        while self._heap:
+            score, self.bucket = heapq.heappop(self._heap)
+            if self._scores.get(self.bucket) != score:
+                continue
+            entry = self._first(self.bucket)
+            if entry is None:
+                continue
+            if priced_score(entry[2], self._position, entry[0]) <= score:
+                return entry
+            self.push(self.bucket)  # another one has become the first of the bucket
+        return None
+
+    def push(self, bucket: int) -> None:
+        """Look at a bucket again, as another entry may be the first."""
+        entry = None if bucket == _NEVER else self._first(bucket)
+        if entry is not None:
+            self._scores[bucket] = score = priced_score(entry[2], self._position, entry[0])
+            heapq.heappush(self._heap, (score, bucket))
+
+    def _first(self, bucket: int) -> _Entry | None:
+        """Return the first of a bucket that is still valid, or None, and then there is no bucket any more."""
+        entries, valid = self._buckets.get(bucket), self._entries.get
+        while entries:
+            if valid(entries[0][-1]) is entries[0]:
+                return entries[0]
+            heapq.heappop(entries)
+        self._buckets.pop(bucket, None)
+        return None
+
+
 class Candidates:
     """The values that can leave.
 
@@ -71,16 +126,9 @@ class Candidates:
             yield from self._in_order(position)
 
     def _in_order(self, position: float) -> Iterator[Value]:
-        heads = self._heads(position)
-        while heads:
-            score, bucket = heapq.heappop(heads)
-            entry = self._head(bucket)
-            if entry is None:
-                continue
-            if priced_score(entry[2], position, entry[0]) > score:  # another one has become the first
-                self._push_head(heads, bucket, position)
-                continue
-            value = entry[-1]
+        heads = _Heads(self._buckets, self._entries, position)
+        while (entry := heads.pop()) is not None:
+            bucket, value = heads.bucket, entry[-1]
             heapq.heappop(self._buckets[bucket])
             del self._entries[value]
             if value.storage is not None:
@@ -93,37 +141,8 @@ class Candidates:
                         yield value
                     else:
                         self._enter(value, price)
-                        if now != _NEVER:
-                            self._push_head(heads, now, position)
-            self._push_head(heads, bucket, position)
-
-    def _heads(self, position: float) -> list[tuple[float, int]]:
-        """Return the scores of the first of each bucket, as a heap, with the buckets. Most looks need little more."""
-        heads, valid = list[tuple[float, int]](), self._entries.get
-        for bucket, entries in list(self._buckets.items()):
-            while entries and valid(entries[0][-1]) is not entries[0]:
-                heapq.heappop(entries)
-            if not entries:
-                del self._buckets[bucket]
-            elif bucket != _NEVER:
-                heads.append((priced_score(entries[0][2], position, entries[0][0]), bucket))
-        heapq.heapify(heads)
-        return heads
-
-    def _push_head(self, heads: list[tuple[float, int]], bucket: int, position: float) -> None:
-        entry = self._head(bucket)
-        if entry is not None:
-            heapq.heappush(heads, (priced_score(entry[2], position, entry[0]), bucket))
-
-    def _head(self, bucket: int) -> _Entry | None:
-        """Return the first of a bucket that is still valid, or None, and then there is no bucket any more."""
-        entries = self._buckets.get(bucket)
-        while entries:
-            if self._entries.get(entries[0][-1]) is entries[0]:
-                return entries[0]
-            heapq.heappop(entries)
-        self._buckets.pop(bucket, None)
-        return None
+                        heads.push(now)
+            heads.push(bucket)
 
     # Prices -----------------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ _WRITE_AHEAD_SHARE = 0.95  # of what the step may use: from there on, what leave
 _WRITTEN_AHEAD, _READ_AHEAD = 2, 3  # copies at a time
 _NEXT_TO_LEAVE = 16  # values among which those are that are copied beforehand
 _LOOKS_AGAIN = 8  # saves after a look that has found too little to copy
-_REACH = 64  # saves before the one that was read: what is read later than that may have to leave again
+REACH = 64  # saves before the one that was read: what is read later than that may have to leave again
 _EVERYTHING_BYTES = 2**62
 _SPARE_SHARE = 0.02  # of what the step may use: freed at once, since looking for candidates takes time
 _MOST_RESORTS = 3  # that are asked for at once: what is held back may leave before anything is looked for
@@ -348,11 +348,15 @@ class Pressure:
                         return
                     self._writing[value] = None
 
+    def on_their_way(self) -> tuple[list[int], dict[Value, None]]:
+        """Return when what the tier has was saved, and the values that are being read ahead, both as they change."""
+        return self._away.copied_at, self._reading
+
     def read_ahead(self, value: Value) -> None:
         """After a read: start to bring back what the backward pass will most likely read next, if there is room."""
         for other in [each for each in self._reading if each.ticket is None or each.ticket.is_done()]:
             del self._reading[other]
-        for other in self._away.before(value.saved_at, _REACH):
+        for other in self._away.before(value.saved_at, REACH):
             if len(self._reading) >= _READ_AHEAD:
                 return
             if other.owner() is None:

@@ -39,6 +39,7 @@ TESTS = (
     "path",
     "saved_again",
     "native_moves",
+    "native_reads",
     "bitwise",
     "homes",
 )
@@ -240,7 +241,7 @@ HANDLES = (
 
 MOVES = (
     Mutation("values move though another thread has the lock", "moves.h", "  if (taken.get() != Py_True) return Outcome::IN_PYTHON;\n", ""),
-    Mutation("the lock is never given back", "moves.h", "  Reference none(PyObject_CallNoArgs(moves.part(RELEASE)));\n  if (none && queued", "  Reference none = Reference::to(Py_None);\n  if (none && queued"),
+    Mutation("the lock is never given back", "moves.h", "  Reference none(PyObject_CallNoArgs(work.part(RELEASE)));\n  if (none && queued", "  Reference none = Reference::to(Py_None);\n  if (none && queued"),
     Mutation("actions of a slot are not known to have begun", "acting.h", "  if (PySet_Add(moves.part(ACTED), slot) < 0) return false;\n", ""),
     Mutation("what is due at the read of what moves is not done", "acting.h", "  if (found == moves.path().anchor_of.end()) return Outcome::DONE;", "  return Outcome::DONE;"),
     Mutation("what is larger than its room moves", "acting.h", "  if (storage && static_cast<int64_t>(storage.nbytes()) > room.size_bytes) return 0;\n", ""),
@@ -266,6 +267,17 @@ MOVES = (
     Mutation("what is emptied is read in Python", "saved.h", "const bool is_known = state->on_path && (handle->moves == nullptr || handle", "const bool is_known = state->on_path && (handle"),
     Mutation("changes of what moves are not told", "saved.h", "handle->is_changed() || !has_told_thread", "!has_told_thread"),
     Mutation("what views hold is passed to Python", "kernel.h", "  if (are_plain && made.empty()) return;  // as `_unsafe_view`\n", ""),
+)  # fmt: skip
+
+READS = (
+    Mutation("what has left nearby is not brought back ahead of need", "reads.h", "    if (is_near != 0) return is_near < 0 ? Outcome::FAILED : Outcome::IN_PYTHON;\n", "    static_cast<void>(is_near);\n"),
+    Mutation("native reads do not tell where the backward pass is", "reads.h", "    if (PyObject_SetAttr(reads.part(PRESSURE), position, fields.get(value, Fields::SAVED_AT)) < 0) return Outcome::FAILED;\n", "    static_cast<void>(position);\n"),
+    Mutation("what is not there is read natively", "reads.h", "!fields.is_known(value) || fields.is_none(value, Fields::STORAGE) || !fields", "!fields.is_known(value) || !fields"),
+    Mutation("what has ended is saved for ever", "reads.h", "is_saved < 0 || (is_saved == 1 && PyDict_DelItem(reads.part(SAVED), key.get()) < 0)", "is_saved < 0"),
+    Mutation("what has ended may still leave", "reads.h", "  Reference none(PyObject_CallOneArg(reads.part(FORGET), value));\n", "  Reference none = Reference::to(Py_None);\n"),
+    Mutation("handles that are not the last one end their values", "reads.h", "  if (handles != 0) return Outcome::DONE;\n", ""),
+    Mutation("handles that were given later are read in Python", "saved.h", "packed = kept_of(packed)->handle;", "packed = nullptr;"),
+    Mutation("changes of what no plan moves are not told", "saved.h", "  if (handle->is_changed() || !has_told_thread(reads)) return nullptr;\n", "  if (!has_told_thread(reads)) return nullptr;\n"),
 )  # fmt: skip
 
 MADE_AGAIN = (
@@ -361,6 +373,7 @@ MUTATIONS = (
     *UNPLANNED,
     *HANDLES,
     *MOVES,
+    *READS,
     *MADE_AGAIN,
     *HOMES,
     *PARTS,

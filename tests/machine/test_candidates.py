@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 from benchmarks.decisions import LongStep
-from pooch.machine import Value
+from pooch.machine import Value, candidates
 from pooch.machine.away import Away
 from pooch.machine.candidates import _BUCKETS_PER_OCTAVE, Candidates
 from pooch.machine.eviction import priced_score
@@ -107,6 +107,22 @@ def test_a_decision_asks_for_few_costs_however_many_values_there_are(count: int)
         value = next(saved.candidates.cheapest(position))
         value.storage = None
     assert saved.asked <= 4 * count
+
+
+def test_values_that_become_dearer_while_they_are_looked_at_are_scored_a_few_times_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved, scored = Saved(2000), [0]
+
+    def counted(price: float, position: float, saved_at: float) -> float:
+        scored[0] += 1
+        return priced_score(price, position, saved_at)
+
+    list(saved.candidates.cheapest(2000))
+    saved.costs_ms = {value: 2.0 * value.size_bytes for value in saved.values}  # dearer, and all in one bucket
+    monkeypatch.setattr(candidates, "priced_score", counted)
+    assert len(list(saved.candidates.cheapest(2000))) == 2000
+    assert 2000 < scored[0] < 8 * 2000
 
 
 @pytest.mark.parametrize("count", [300, 1200, 4800])

@@ -30,8 +30,8 @@ from ..tensors import memory_address
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "watch.cpp"
 _NAMES = (
-    "python storages holding operators home parts settings recipe path region unplanned moves replays acting kernel",
-    "handle saved quiet calls frames objects",
+    "python storages holding operators home parts settings recipe path region unplanned moves replays acting reads",
+    "kernel handle saved quiet calls frames objects",
 )
 _COPIER = FOLDER.parent / "copier"  # has checksums of its own
 HEADERS = (*(FOLDER / f"{name}.h" for name in " ".join(_NAMES).split()), _COPIER / "checksum.h")

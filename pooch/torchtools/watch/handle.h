@@ -1,6 +1,7 @@
 // What autograd holds in place of a tensor whose value may leave.
 #pragma once
 #include "acting.h"
+#include "reads.h"
 
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function.h>
@@ -25,12 +26,13 @@ struct Identity {
   }
 };
 
-// In Python: `Handle(step, value, tensor, ended)`, with what `executor.records.Handle` has.
+// In Python: `Handle(step, value, tensor, ended, reads=None)`, with what `executor.records.Handle` has.
 struct Handle {
   PyObject_HEAD
   PyObject *step, *value, *ended;
-  Moves* moves;    // null: its end is told in Python
-  int64_t number;  // of the value, if there are moves
+  Moves* moves;    // of a value that a plan moves, or null
+  Reads* reads;    // of one that none moves, or null; with neither, its end is told in Python
+  int64_t number;  // of the value, if there are moves or reads
   Geometry geometry;
   c10::VariableVersion counter;  // of the tensor: it tells of changes that no op of the region makes
   uint32_t version;
@@ -67,11 +69,21 @@ inline Handle* handle_on_value(PyTypeObject* type, PyObject* step, PyObject* val
 
 inline PyObject* handle_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   HANDLE_TH_ERRORS
-  PyObject *step, *value, *object, *ended;
-  if (!PyArg_ParseTuple(arguments, "OOOO", &step, &value, &object, &ended)) return nullptr;
+  static PyObject* const name = interned("number");
+  PyObject *step, *value, *object, *ended, *reads = Py_None;
+  if (!PyArg_ParseTuple(arguments, "OOOO|O", &step, &value, &object, &ended, &reads)) return nullptr;
+  if (reads != Py_None && Py_TYPE(reads) != reads_type()) return PyErr_Format(PyExc_TypeError, "a handle takes Reads or None");
   if (!THPVariable_Check(object)) return PyErr_Format(PyExc_TypeError, "a handle is on a tensor");
   if (!is_ordinary(THPVariable_Unpack(object))) return PyErr_Format(PyExc_ValueError, "a handle is on an ordinary tensor");
-  return reinterpret_cast<PyObject*>(handle_on_value(type, step, value, object, ended));
+  int64_t value_number = 0;
+  if (reads != Py_None) {
+    Reference found = checked(PyObject_GetAttr(value, name));
+    value_number = PyLong_AsLongLong(found.get());
+    if (PyErr_Occurred()) return nullptr;
+  }
+  Handle* self = handle_on_value(type, step, value, object, ended);
+  if (self != nullptr && reads != Py_None) self->reads = reads_of(Py_NewRef(reads)), self->number = value_number;
+  return reinterpret_cast<PyObject*>(self);
   END_HANDLE_TH_ERRORS
 }
 
@@ -80,6 +92,7 @@ inline int handle_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(handle_of(self)->value);
   Py_VISIT(handle_of(self)->ended);
   Py_VISIT(handle_of(self)->moves);
+  Py_VISIT(handle_of(self)->reads);
   return 0;
 }
 
@@ -88,6 +101,7 @@ inline int handle_clear(PyObject* self) {
   Py_CLEAR(handle_of(self)->value);
   Py_CLEAR(handle_of(self)->ended);
   Py_CLEAR(handle_of(self)->moves);
+  Py_CLEAR(handle_of(self)->reads);
   return 0;
 }
 
@@ -97,9 +111,13 @@ inline void handle_finalize(PyObject* self) {
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   Moves* const moves = handle->moves;
-  const Outcome outcome = moves == nullptr
-      ? Outcome::IN_PYTHON
-      : under_lock(*moves, [&] { return end_handle(*moves, handle->value, handle->number); });
+  Reads* const reads = handle->reads;
+  Outcome outcome = Outcome::IN_PYTHON;
+  if (moves != nullptr) {
+    outcome = under_lock(*moves, [&] { return end_handle(*moves, handle->value, handle->number); });
+  } else if (reads != nullptr) {
+    outcome = under_lock(*reads, [&] { return end_here(*reads, handle->value, handle->number); });
+  }
   Reference none;
   if (outcome == Outcome::IN_PYTHON) none = Reference(PyObject_CallOneArg(handle->ended, handle->value));
   if (PyErr_Occurred()) PyErr_WriteUnraisable(handle->ended);  // its name says whose it is

@@ -44,6 +44,12 @@ enum Part : size_t {
   END_COPY_OUT,   // ends a copy that has failed
   MOVING,         // has a depth where no copy may be under way in the calling thread
   PROFILER,       // PyTorch's module, which says whether moves have names
+  PARTS_OF_MOVES,
+  SAVED = PARTS_OF_MOVES,  // what follows is what `reads.h` works on: the values that autograd has saved, by number
+  FORGET,         // has a value leave no more
+  PRESSURE,       // the guide that has values leave, which knows where the backward pass is
+  COPIED_AT,      // when the values that the tier has were saved, the first one first
+  READING,        // values that are on their way back ahead of need
   PARTS
 };
 
@@ -51,7 +57,8 @@ inline const std::array<const char*, PARTS>& part_names() {
   static const std::array<const char*, PARTS> names{
       "planned", "lock", "acquire", "release", "end", "stats", "owner", "arena", "place", "health", "store",
       "acted", "done", "ahead", "held_back", "to_drop", "looked_at", "sampled", "tainted", "witness", "sample",
-      "checksum", "plan", "checked", "act", "put", "learn", "end_copy_out", "moving", "profiler"};
+      "checksum", "plan", "checked", "act", "put", "learn", "end_copy_out", "moving", "profiler", "saved", "forget",
+      "pressure", "copied_at", "reading"};
   return names;
 }
 
@@ -150,17 +157,33 @@ struct Timed {
 // What came of something that is done here if it can be.
 enum class Outcome { DONE, IN_PYTHON, FAILED };
 
-// In Python: `Moves(region, parts)`. Autograd holds it, and with it what it works on, but not the step.
-struct Moves {
+// What is done natively to the values of a step, and what that works on. Autograd holds it, but not by it the step.
+struct Work {
   PyObject_HEAD
   std::shared_ptr<State>* state;
   std::array<PyObject*, PARTS> parts;
   Fields fields;
-  Slots places, locks, arenas, counters, witnesses, checks;
+  Slots locks;
+
+  PyObject* part(Part which) const { return parts[which]; }
+
+  // Takes parts of an object. False with an error.
+  bool has_taken(PyObject* given, Part which) {
+    parts[which] = PyObject_GetAttrString(given, part_names()[which]);
+    return parts[which] != nullptr;
+  }
+
+  bool has_found(PyTypeObject* value_type) {
+    return fields.find(value_type) && locks.find(reinterpret_cast<PyObject*>(Py_TYPE(part(LOCK))), {"_depth", "_queue"});
+  }
+};
+
+// In Python: `Moves(region, parts)`.
+struct Moves : Work {
+  Slots places, arenas, counters, witnesses, checks;
   PyObject *looked_at, *sampled;  // from `LOOKED_AT` and `SAMPLED`, once they were asked
   std::array<Timed, 2> timed;  // copies back, and copies out
 
-  PyObject* part(Part which) const { return parts[which]; }
   const Path& path() const { return *(*state)->path; }
 };
 
@@ -176,18 +199,15 @@ inline PyObject* moves_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
   if (!object) return nullptr;
   Moves* self = moves_of(object.get());
   self->state = new std::shared_ptr<State>(*region_of(region)->state);
-  for (size_t part = 0; part < PARTS; ++part) {
-    self->parts[part] = PyObject_GetAttrString(given, part_names()[part]);
-    if (self->parts[part] == nullptr) return nullptr;
-  }
+  for (size_t part = 0; part < PARTS_OF_MOVES; ++part)
+    if (!self->has_taken(given, static_cast<Part>(part))) return nullptr;
   PyObject *number, *value;
   Py_ssize_t position = 0;
   if (!PyDict_Next(self->part(PLANNED), &position, &number, &value))
     return PyErr_Format(PyExc_ValueError, "a plan moves no value");
   const auto type_of = [&](Part which) { return reinterpret_cast<PyObject*>(Py_TYPE(self->part(which))); };
-  const bool are_found = self->fields.find(Py_TYPE(value)) &&
+  const bool are_found = self->has_found(Py_TYPE(value)) &&
       self->places.find(self->part(PLACE), {"arena", "offset_bytes", "health"}) &&
-      self->locks.find(type_of(LOCK), {"_depth", "_queue"}) &&
       self->arenas.find(type_of(ARENA), {"_room", "_under_way", "_next_look"}) &&
       self->counters.find(type_of(STATS), {"swapped_out_bytes", "swapped_in_bytes", "host_stall_ms", "spared_bytes", "recomputed_ops"}) &&
       self->witnesses.find(self->part(WITNESS), {"key", "level", "checksum", "digest", "storage", "place", "ticket"}) &&
@@ -230,14 +250,14 @@ inline PyTypeObject* moves_type() {
 
 // The lock -----------------------------------------------------------------------------------------------------------------
 
-inline Py_ssize_t queued(const Moves& moves) {
-  return PyObject_Size(moves.locks.get(moves.part(LOCK), QUEUE));
+inline Py_ssize_t queued(const Work& work) {
+  return PyObject_Size(work.locks.get(work.part(LOCK), QUEUE));
 }
 
-inline bool set_depth(const Moves& moves, long depth) {
+inline bool set_depth(const Work& work, long depth) {
   Reference number(PyLong_FromLong(depth));
   if (!number) return false;
-  moves.locks.set(moves.part(LOCK), DEPTH, std::move(number));
+  work.locks.set(work.part(LOCK), DEPTH, std::move(number));
   return true;
 }
 
@@ -246,33 +266,33 @@ inline bool has_called(PyObject* object, const char* method) {
 }
 
 // Whether the lock is held by nobody: neither by another thread, nor by what this one is in the middle of.
-inline Outcome is_taken(const Moves& moves) {
-  Reference taken(PyObject_CallOneArg(moves.part(ACQUIRE), Py_False));
+inline Outcome is_taken(const Work& work) {
+  Reference taken(PyObject_CallOneArg(work.part(ACQUIRE), Py_False));
   if (!taken) return Outcome::FAILED;
   if (taken.get() != Py_True) return Outcome::IN_PYTHON;
-  const bool is_free = moves.locks.number(moves.part(LOCK), DEPTH) == 0 && queued(moves) == 0;
-  if (is_free && set_depth(moves, 1)) return Outcome::DONE;
+  const bool is_free = work.locks.number(work.part(LOCK), DEPTH) == 0 && queued(work) == 0;
+  if (is_free && set_depth(work, 1)) return Outcome::DONE;
   const bool has_failed = PyErr_Occurred() != nullptr;
-  Reference none(PyObject_CallNoArgs(moves.part(RELEASE)));
+  Reference none(PyObject_CallNoArgs(work.part(RELEASE)));
   return has_failed || !none ? Outcome::FAILED : Outcome::IN_PYTHON;
 }
 
 // Gives the lock back as `StepLock` does: handles that have ended meanwhile are looked at first.
-inline bool is_given_back(const Moves& moves) {
-  bool is_well = queued(moves) == 0 || has_called(moves.part(LOCK), "_empty_queue");
+inline bool is_given_back(const Work& work) {
+  bool is_well = queued(work) == 0 || has_called(work.part(LOCK), "_empty_queue");
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
-  is_well = set_depth(moves, 0) && is_well;
-  Reference none(PyObject_CallNoArgs(moves.part(RELEASE)));
-  if (none && queued(moves) != 0) is_well = has_called(moves.part(LOCK), "_settle") && is_well;
+  is_well = set_depth(work, 0) && is_well;
+  Reference none(PyObject_CallNoArgs(work.part(RELEASE)));
+  if (none && queued(work) != 0) is_well = has_called(work.part(LOCK), "_settle") && is_well;
   if (type != nullptr) PyErr_Restore(type, value, trace);
   return is_well && none;
 }
 
 // Does something under the lock of the step, or leaves it to Python where that is not free.
 template <class Function>
-Outcome under_lock(const Moves& moves, Function&& function) {
-  const Outcome taken = is_taken(moves);
+Outcome under_lock(const Work& work, Function&& function) {
+  const Outcome taken = is_taken(work);
   if (taken != Outcome::DONE) return taken;
   Outcome outcome = Outcome::FAILED;
   try {
@@ -282,7 +302,7 @@ Outcome under_lock(const Moves& moves, Function&& function) {
   }
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
-  const bool is_well = is_given_back(moves);
+  const bool is_well = is_given_back(work);
   if (outcome == Outcome::FAILED) {
     PyErr_Restore(type, value, trace);
     return outcome;

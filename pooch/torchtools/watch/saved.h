@@ -124,14 +124,15 @@ inline PyObject* region_take_kept(PyObject* self, PyObject*) {
   return list;
 }
 
-// In Python: `Hooks(hooks, step, region, stats, begin_s, moves)`. Autograd holds it, and with it the step. `hooks` is called
-// with what is not done here.
+// In Python: `Hooks(hooks, step, region, stats, begin_s, moves, reads)`. Autograd holds it, and with it the step. `hooks` is
+// called with what is not done here.
 struct Hooks {
   PyObject_HEAD
   std::shared_ptr<State>* state;
   PyObject *hooks, *step, *stats;
   double begin_s;
   Moves* moves;  // null: Python moves all values
+  Reads* reads;  // null: Python reads all that may leave
 };
 
 inline Hooks* hooks_of(PyObject* self) {
@@ -139,15 +140,18 @@ inline Hooks* hooks_of(PyObject* self) {
 }
 
 inline PyObject* hooks_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
-  PyObject *hooks, *step, *region, *stats, *moves;
+  PyObject *hooks, *step, *region, *stats, *moves, *reads;
   double begin_s;
-  if (!PyArg_ParseTuple(arguments, "OOO!OdO", &hooks, &step, region_type(), &region, &stats, &begin_s, &moves)) return nullptr;
+  if (!PyArg_ParseTuple(arguments, "OOO!OdOO", &hooks, &step, region_type(), &region, &stats, &begin_s, &moves, &reads))
+    return nullptr;
+  if (reads != Py_None && Py_TYPE(reads) != reads_type()) return PyErr_Format(PyExc_TypeError, "hooks take Reads or None");
   if (moves != Py_None && Py_TYPE(moves) != moves_type()) return PyErr_Format(PyExc_TypeError, "hooks take Moves or None");
   Hooks* self = hooks_of(type->tp_alloc(type, 0));
   if (self == nullptr) return nullptr;
   self->state = new std::shared_ptr<State>(*region_of(region)->state);
   self->hooks = Py_NewRef(hooks), self->step = Py_NewRef(step), self->stats = Py_NewRef(stats), self->begin_s = begin_s;
   self->moves = moves == Py_None ? nullptr : moves_of(Py_NewRef(moves));
+  self->reads = reads == Py_None ? nullptr : reads_of(Py_NewRef(reads));
   (*self->state)->moves = self->moves;
   return reinterpret_cast<PyObject*>(self);
 }
@@ -157,6 +161,7 @@ inline int hooks_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(hooks_of(self)->step);
   Py_VISIT(hooks_of(self)->stats);
   Py_VISIT(hooks_of(self)->moves);
+  Py_VISIT(hooks_of(self)->reads);
   return 0;
 }
 
@@ -166,6 +171,7 @@ inline int hooks_clear(PyObject* self) {
   Py_CLEAR(hooks_of(self)->stats);
   (*hooks_of(self)->state)->moves = nullptr;
   Py_CLEAR(hooks_of(self)->moves);
+  Py_CLEAR(hooks_of(self)->reads);
   return 0;
 }
 
@@ -210,10 +216,10 @@ inline bool has_noted_read(const Hooks* hooks) {
 }
 
 // Tells which thread reads.
-inline bool has_told_thread(const Moves& moves) {
+inline bool has_told_thread(const Work& work) {
   static PyObject* const thread = interned("thread");
   Reference here(PyLong_FromUnsignedLong(PyThread_get_thread_ident()));
-  return here && PyObject_SetAttr(moves.part(OWNER), thread, here.get()) == 0;
+  return here && PyObject_SetAttr(work.part(OWNER), thread, here.get()) == 0;
 }
 
 // Returns the number of the value of a handle. -1 with an error.
@@ -235,6 +241,22 @@ inline PyObject* read_handle(const Hooks* hooks, const Handle* handle) {
     const Outcome acted = act_before_read(moves, number);
     return acted == Outcome::DONE ? read(moves, handle->value, storage) : acted;
   });
+  if (outcome != Outcome::DONE || !has_noted_read(hooks)) return nullptr;
+  return THPVariable_Wrap(handle->geometry.on(std::move(storage)));
+}
+
+// Returns the handle in what autograd holds, which may have been given one later. Null: there is none.
+inline const Handle* handle_in(PyObject* packed) {
+  if (Py_TYPE(packed) == kept_type() && !kept_of(packed)->tensor.defined()) packed = kept_of(packed)->handle;
+  return packed != nullptr && Py_TYPE(packed) == handle_type() ? handle_of(packed) : nullptr;
+}
+
+// Returns the tensor of a handle on a value that no plan moves; null, without an error, where Python is to read it.
+inline PyObject* read_unplanned(const Hooks* hooks, const Handle* handle) {
+  const Reads& reads = *hooks->reads;
+  if (handle->is_changed() || !has_told_thread(reads)) return nullptr;
+  c10::Storage storage;
+  const Outcome outcome = under_lock(reads, [&] { return read_here(reads, handle->value, handle->number, storage); });
   if (outcome != Outcome::DONE || !has_noted_read(hooks)) return nullptr;
   return THPVariable_Wrap(handle->geometry.on(std::move(storage)));
 }
@@ -302,6 +324,10 @@ inline PyObject* hooks_unpack(PyObject* self, PyObject* packed) {
     const Handle* handle = handle_of(packed);
     const bool is_known = state->on_path && (handle->moves == nullptr || handle->moves == hooks->moves);
     PyObject* tensor = is_known ? read_handle(hooks, handle) : nullptr;
+    return tensor != nullptr || PyErr_Occurred() ? tensor : in_python();
+  }
+  if (const Handle* const handle = hooks->reads == nullptr ? nullptr : handle_in(packed)) {
+    PyObject* tensor = handle->reads == hooks->reads ? read_unplanned(hooks, handle) : nullptr;
     return tensor != nullptr || PyErr_Occurred() ? tensor : in_python();
   }
   if (Py_TYPE(packed) != kept_type()) return in_python();

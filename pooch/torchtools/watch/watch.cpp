@@ -99,7 +99,7 @@ PyMODINIT_FUNC PyInit_watch() {
       !add(module.get(), "Path", watch::path_type()) || !add(module.get(), "Region", watch::region_type()) ||
       !add(module.get(), "Call", watch::call_type()) || !add(module.get(), "Handle", watch::handle_type()) ||
       !add(module.get(), "Home", watch::home_type()) || !add(module.get(), "KeptTensor", watch::kept_type()) || !add(module.get(), "Hooks", watch::hooks_type()) ||
-      !add(module.get(), "Moves", watch::moves_type()) || !add(module.get(), "QuietSteps", watch::quiet_type()) ||
+      !add(module.get(), "Moves", watch::moves_type()) || !add(module.get(), "Reads", watch::reads_type()) || !add(module.get(), "QuietSteps", watch::quiet_type()) ||
       !add(module.get(), "GovernedCall", watch::governed_type()) ||
       !add(module.get(), "BackwardPasses", watch::passes_type()))
     return nullptr;
