@@ -265,7 +265,7 @@ MOVES = (
     Mutation("the end of a handle on what moves is not counted", "acting.h", "  fields.set(value, Fields::HANDLES, std::move(left));\n", ""),
     Mutation("the last handle does not let go of bytes", "acting.h", "  if (goes) let_go(moves, value, number);\n", "  static_cast<void>(goes);\n"),
     Mutation("what is emptied is read in Python", "saved.h", "const bool is_known = state->on_path && (handle->moves == nullptr || handle", "const bool is_known = state->on_path && (handle"),
-    Mutation("changes of what moves are not told", "saved.h", "handle->is_changed() || !has_told_thread", "!has_told_thread"),
+    Mutation("changes of what moves are not told", "saved.h", "handle->is_changed() || !has_told_thread(moves)", "!has_told_thread(moves)"),
     Mutation("what views hold is passed to Python", "kernel.h", "  if (are_plain && made.empty()) return;  // as `_unsafe_view`\n", ""),
 )  # fmt: skip
 
