@@ -124,7 +124,7 @@ inline PyObject* region_take_kept(PyObject* self, PyObject*) {
   return list;
 }
 
-// In Python: `Hooks(hooks, step, region, stats, begin_s, moves, reads)`. Autograd holds it, and with it the step. `hooks` is
+// In Python: `Hooks(hooks, step, region, stats, begin_s, moves, reads=None)`. Autograd holds it, and with it the step. `hooks` is
 // called with what is not done here.
 struct Hooks {
   PyObject_HEAD
@@ -140,9 +140,9 @@ inline Hooks* hooks_of(PyObject* self) {
 }
 
 inline PyObject* hooks_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
-  PyObject *hooks, *step, *region, *stats, *moves, *reads;
+  PyObject *hooks, *step, *region, *stats, *moves, *reads = Py_None;
   double begin_s;
-  if (!PyArg_ParseTuple(arguments, "OOO!OdOO", &hooks, &step, region_type(), &region, &stats, &begin_s, &moves, &reads))
+  if (!PyArg_ParseTuple(arguments, "OOO!OdO|O", &hooks, &step, region_type(), &region, &stats, &begin_s, &moves, &reads))
     return nullptr;
   if (reads != Py_None && Py_TYPE(reads) != reads_type()) return PyErr_Format(PyExc_TypeError, "hooks take Reads or None");
   if (moves != Py_None && Py_TYPE(moves) != moves_type()) return PyErr_Format(PyExc_TypeError, "hooks take Moves or None");
