@@ -223,8 +223,8 @@ class Library:
         if known.profile.peak_bytes + more_bytes <= target_bytes:
             known.reason = ""
             return "in-core"
-        anchors, most_bytes = [KnownStep(key.sizes, known.profile)], _followed_bytes(known, budget_bytes)
-        if known.plan is not None and known.plan.predicted_peak_bytes + more_bytes <= most_bytes:
+        anchors = [KnownStep(key.sizes, known.profile)]
+        if known.plan is not None and self._is_followed(known, start_bytes):
             knows_costs = not known.is_provisional or self.requests.knows_costs
             has_grown = target_bytes > LARGER * known.asked_bytes > 0  # as with state that has come since
             if (known.is_outdated or has_grown or (known.is_provisional and knows_costs)) and not known.is_pending:
@@ -239,6 +239,13 @@ class Library:
             return "online"
         self._ask(key, known, anchors, start_bytes, target_bytes)
         return "online"
+
+    def _is_followed(self, known: Known, start_bytes: int) -> bool:
+        """Whether there is a plan with room for a step that begins with so many bytes."""
+        if known.plan is None or known.profile is None:
+            return False
+        more_bytes = start_bytes - known.profile.persistent_bytes
+        return known.plan.predicted_peak_bytes + more_bytes <= _followed_bytes(known, self._budget_bytes)
 
     def _never_the_same(self, key: StepKey, known: Known) -> Decision:
         """Plan a kind of step no longer, of which none could follow any plan."""
@@ -377,7 +384,8 @@ class Library:
             answer = replace(answer, plan=None)  # steps without a plan can do with less, and not even with the budget
         if answer.minimum_bytes and known.trial.is_lost:
             return
-        known.reason = answer.refusal
+        is_followed = self._is_followed(known, arrival.request.job.persistent_bytes)  # also if it is made again in vain
+        known.reason = known.reason if is_followed else answer.refusal
         known.is_provisional = arrival.is_provisional and answer.plan is not None
         known.has_hooks = arrival.has_hooks or not known.is_provisional
         if answer.profile is None:
@@ -409,7 +417,7 @@ class Library:
             more = f"; it {known.reason}" if known.reason else ""
             more += f"; {missing}" if missing else ""
             self._say(f"planned{again} for steps of {key.text}: {how}{more}")
-        elif answer.refusal:
+        elif answer.refusal and not is_followed:
             known.minimum_bytes = answer.minimum_bytes or _NEVER
             if known.minimum_bytes <= self._budget_bytes:
                 return  # it is asked for again without a reserve

@@ -23,15 +23,27 @@ def assembled_profile(
     options: ProfileOptions,
     times_ms: Sequence[float],
     persistent_bytes: int,
+    released_bytes: int = 0,
     **others: Any,
 ) -> Profile:
-    """Builds the profile. `others` are fields of the profile that the recorded step does not determine."""
+    """Builds the profile.
+
+    Args:
+        assembly: the recorded step.
+        model: what was trained.
+        options: how it was recorded.
+        times_ms: of the slots.
+        persistent_bytes: that were live before the step.
+        released_bytes: of these, what was released before the backward pass, unless the trace tells of it.
+        others: fields of the profile that the recorded step does not determine.
+    """
     points = assembly.measured_points.copy()
     values = tuple(_make_value(assembly, record) for record in assembly.recorder.values)
     hooked_bytes = {slot: raised for slot in assembly.bias_sums if (raised := assembly.raised_bytes(slot))}
     for slot, raised in hooked_bytes.items():
         points[2 * slot + 1] -= raised
     points += persistent_bytes
+    points[2 * assembly.forward_ops :] -= released_bytes
     begin, end = assembly.recorder.model_extent()
     return Profile(
         workload=options.workload or type(model).__name__,

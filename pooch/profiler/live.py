@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..ground.errors import ProfileError
 from ..ir import Link, Profile
@@ -16,7 +17,8 @@ from ..torchtools.memory_trace import CollectorOff
 from ..torchtools.operators import operator_facts
 from ..torchtools.raw_looks import RawLooks
 from ..torchtools.settings import called_as_unwatched
-from ..torchtools.thread_tracer import can_trace_threads
+from ..torchtools.tensors import gradient_of, has_plain_storage, storage_of
+from ..torchtools.thread_tracer import ThreadTracer, can_trace_threads
 from .assembly import assembled_profile
 from .device_marks import DeviceMarks
 from .hardware import describe_device
@@ -27,6 +29,8 @@ from .times import never_late, outliers, sibling_kinds, slot_times_ms
 
 if TYPE_CHECKING:
     from ..executor.step import Step
+
+_WeakReference: Any = StorageWeakRef  # which has no types
 
 
 class _LiveRecorder(StepRecorder):
@@ -82,10 +86,14 @@ class LiveTrace(StepTrace):
         super().__init__(models, step, self._live)
         self._persistent_bytes = persistent_bytes
         self._reads = RawLooks(self._live.looked)
+        self._gradients: dict[Any, int] = {}
+        self._released_bytes = 0
 
     def open(self, compiled: Callable[[], None] | None = None, *, has_graphs: bool = False) -> None:
         """Begin to record, with hooks and modes in place until `close_forward`."""
         super().open(compiled, has_graphs=has_graphs)
+        if isinstance(self._tracer, ThreadTracer):  # which tells of no block that was there before, as others do
+            self._gradients = dict(_gradient_storages(self.living_models()))
         recorder, stack = self._live, self._forward
         recorder._enter_model()
         stack.callback(recorder.leave_for_good)
@@ -106,9 +114,14 @@ class LiveTrace(StepTrace):
         self._live.hand_out_all()
 
     def close_forward(self) -> None:
-        """End the forward pass: take hooks and modes away."""
+        """End the forward pass: take hooks and modes away.
+
+        Many loops release the gradients of the last step only here, between the loss and its backward pass.
+        """
         self._reads.leave()
         super().close_forward()
+        self._released_bytes += sum(size for gradient, size in self._gradients.items() if gradient.expired())
+        self._gradients.clear()
         if self._marks is not None:
             self._marks.turn()
 
@@ -156,6 +169,7 @@ class LiveTrace(StepTrace):
             ProfileOptions(workload=workload),
             times_ms,
             self._persistent_bytes,
+            self._released_bytes,
             mode="offload",
             device=describe_device(self._device),
             link=link,
@@ -173,6 +187,14 @@ class LiveTrace(StepTrace):
 
 def _nothing(arguments: Any, handed_out: bool) -> None:
     """Reads between the calls count as reads of all that the program holds."""
+
+
+def _gradient_storages(models: Iterable[torch.nn.Module]) -> Iterator[tuple[Any, int]]:
+    """Yield a weak reference to the storage of each gradient, of which several may be views, and its bytes."""
+    for gradient in (gradient_of(each) for model in models for each in model.parameters()):
+        if gradient is not None and has_plain_storage(gradient):
+            storage = storage_of(gradient)
+            yield _WeakReference(storage), storage.nbytes()
 
 
 def _as_one(models: Sequence[torch.nn.Module]) -> torch.nn.Module:

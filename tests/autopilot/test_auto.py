@@ -32,7 +32,7 @@ from pooch.ground.units import format_bytes
 from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
 from pooch.torchtools.memory_trace import live_bytes
 from tests.children import child_environment
-from tests.executor.online.support import copies_cost
+from tests.executor.online.support import Training, copies_cost, run_plainly
 from tests.executor.online.zoo import Cube, Layers, rows
 from tests.executor.support import assert_same, quick_profile
 
@@ -316,6 +316,35 @@ def test_a_share_of_the_first_step_becomes_the_budget() -> None:
         (shape,) = {each.in_core_peak_bytes for each in auto.summary().shapes if each.in_core_peak_bytes}
         assert auto.budget_bytes == int(0.6 * shape)
     assert auto.summary().swapped_bytes or auto.summary().recomputed_ops
+
+
+def test_gradients_that_go_between_the_loss_and_its_backward_pass_are_not_there_at_the_peak() -> None:
+    """Most loops release them there. What plain training takes then is told, and all has room in it."""
+
+    def deep() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
+
+    def train(model: nn.Module, steps: int) -> None:
+        data = torch.ones(512, 64)
+        for _ in range(steps):
+            loss = loss_of(model(data))
+            model.zero_grad()
+            loss.backward()
+
+    def training() -> Training:
+        model = deep()
+        train(model, 1)  # leaves gradients
+        return lambda _: train(model, 1) or {}  # type: ignore[func-returns-value]
+
+    plain_bytes, model = run_plainly(training).peak_bytes, deep()
+    gradients_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    with under(model, gradients_bytes + plain_bytes + gradients_bytes // 2) as auto:
+        train(model, 5)
+    summary = auto.summary()
+    (told_bytes,) = (shape.in_core_peak_bytes for shape in summary.shapes if shape.in_core_peak_bytes)
+    assert summary.peak_bytes <= told_bytes <= (auto.budget_bytes or 0)
+    assert (summary.steps_in_core, summary.swapped_bytes, summary.recomputed_ops) == (3, 0, 0)
 
 
 @pytest.mark.parametrize("says_what_it_wraps", [True, False])

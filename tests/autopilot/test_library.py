@@ -559,6 +559,35 @@ def test_a_plan_is_made_again_once_it_is_known_what_hooks_cost(are_kept: bool, m
     assert "measured" not in told[1]
 
 
+class _RefusesLater(_PlansHere):
+    """Finds a plan once."""
+
+    def ask(self, job: Job) -> Answer:
+        answer = super().ask(job)
+        return answer if self._happened.count("planning") == 1 else Answer(answer.profile, None, 2**60, "no plan")
+
+
+def test_a_plan_that_is_made_again_in_vain_is_followed_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was said that such steps run online, while they ran on their plan."""
+    monkeypatch.setattr(PlanRequests, "_put", PlanRequests.serve)
+    monkeypatch.setattr(PlanRequests, "warm_up", lambda _: None)
+    happened = list[str]()
+    profile, costs, told = blocks(6), LateCosts(happened), list[str]()
+    start_bytes, budget_bytes = profile.persistent_bytes, int(0.7 * profile.peak_bytes)
+    library = Library(PlanOptions(region="step", explain=False), told.append, costs)
+    library.requests._child = _RefusesLater(happened)  # type: ignore[assignment]
+    for _ in range(2):
+        _, known = library.choose(KEY, start_bytes, budget_bytes)
+    library.recorded(KEY, known, profile, 1)
+    for _ in range(6):
+        library.choose(KEY, start_bytes, budget_bytes)
+    costs.is_final = True
+    assert [library.choose(KEY, start_bytes, budget_bytes)[0] for _ in range(6)] == ["plan"] * 6
+    assert happened.count("planning") == 2
+    assert [line.split(" for ")[0] for line in told] == ["planned"]
+    assert (known.reason, known.is_provisional) == ("", False)
+
+
 def test_a_better_plan_is_searched_for_once_steps_have_lost_what_searching_costs(jobs: list[Job]) -> None:
     """It takes seconds of a core, and a run may be over by then."""
     near = NearFloor(-MUCH_BYTES)
