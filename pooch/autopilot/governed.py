@@ -9,6 +9,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ..executor.attachment import callable_parts
 from ..ground.errors import UsageError
@@ -66,6 +67,17 @@ def device_named(name: torch.device | str) -> torch.device:
     if not is_there:
         raise UsageError(f"PyTorch finds no {device.type} device here: check its driver, or leave out device=")
     return device
+
+
+def _refuse_lazy(model: torch.nn.Module) -> None:
+    """Refuse a model with parameters or buffers whose shapes its first call decides on."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    name = next((name for name, tensor in named if is_lazy(tensor)), None)
+    if name is not None:
+        raise UsageError(
+            f"{name} of the model has no shape yet, as its module is lazy: call the model once, under torch.no_grad(), "
+            "before pooch.auto, or run the script under pooch exec"
+        )
 
 
 class _GovernedCall(CallRegion):
@@ -141,6 +153,7 @@ class GovernedModels:
                 kind = type(model).__name__
                 raise UsageError(f"auto() takes a torch.nn.Module or a list of them, not {kind}: {_USE}")
             refuse_taken(model, can_replace=True, takes_compiled=True)
+            _refuse_lazy(model)
         if device is not None and str(device) == device.type:
             device = accelerators.current_device(device.type)
         self._carrier = None if device is None or not models else Carrier(device)

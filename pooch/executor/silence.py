@@ -6,7 +6,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from traceback import walk_stack
-from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -14,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ..ground.bounded import Topics
 from ..ground.frames import local_of
 from ..torchtools import function_modes
-from ..torchtools.tensors import may_move
 from .records import pack_whole
 from .statistics import RunStats
 
@@ -43,22 +41,6 @@ class Silence:
             place = f" in module {module!r}" if module else ""
             self._tell(f"{what}{place} is not governed: what it saves stays on the device")
 
-    def note_lost_type(self, tensor: torch.Tensor) -> None:
-        """Tell that a tensor loses its type, if its saving is asked for by an `autograd.Function`.
-
-        PyTorch makes whatever a hook returns a plain tensor. Its own nodes do not look at the type.
-        """
-        what = type(tensor).__name__
-        frame: Any = sys._getframe()
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(__package__):
-            frame = frame.f_back
-        if frame.f_code is _APPLY and self._told.is_new(what):
-            name = getattr(local_of(frame, "cls"), "__name__", "a function")
-            self._tell(
-                f"{name} saves a {what}, and its backward pass gets it back as a plain tensor: if it looks at the "
-                "type, save a plain tensor and what else it needs"
-            )
-
 
 class SavedTensors(ABC):
     """What stands between autograd and a step: a pair of saved tensor hooks."""
@@ -81,8 +63,6 @@ class SavedTensors(ABC):
         if type(tensor) is torch.Tensor and not function_modes.are_on():
             return self.pack_plain(tensor)
         with torch._C.DisableTorchFunction():  # even an attribute may be a function of the program
-            if type(tensor) is not torch.Tensor:
-                self._look_at_type(tensor)
             return self.pack_plain(tensor)
 
     def unpack(self, packed: object) -> torch.Tensor:
@@ -103,15 +83,6 @@ class SavedTensors(ABC):
         if kind is not None:
             self.fell_silent(kind)
         return pack_whole(tensor)
-
-    def _look_at_type(self, tensor: torch.Tensor) -> None:
-        """Tell if a function of the program saves a tensor of a subclass: under hooks it gets a plain one back."""
-        if type(tensor) is not torch.nn.Parameter and may_move(tensor):
-            self.silenced()[0].note_lost_type(tensor)
-
-
-# Code of `Function.apply`, which runs while its tensors are saved. None from PyTorch 2.14 on: it is in C++ there.
-_APPLY = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
 
 
 def _ungoverned_kind(tensor: torch.Tensor) -> str | None:

@@ -55,7 +55,7 @@ class _Saving(threading.local):
 _SAVING = _Saving()
 _KEEPERS: list[Keeper] = []
 
-_READING = ("cpu", "cuda", "clone", "tolist", "to", "type", "pin_memory", "_write_file", "__getitem__", "__reduce__")
+_READING = ("cpu", "cuda", "clone", "tolist", "to", "type", "pin_memory", "_write_file", "__reduce__")
 _WRITING = ("copy_", "fill_", "__setitem__", "byteswap", "_set_from_file")
 _HANDING_OUT = ("data_ptr", "_share_cuda_", "share_memory_")  # and those that give a storage other memory
 
@@ -115,6 +115,17 @@ def _handing_out(original: Any) -> Any:
     return handed_out
 
 
+def _items(original: Any) -> Any:
+    """A slice of a storage is a further storage on its memory, of which nothing tells how long it lives."""
+    read, handed_out = _reading(original), _accessing(original, "address")
+
+    @wraps(original)
+    def items(storage: Any, index: Any) -> Any:
+        return (handed_out if isinstance(index, slice) else read)(storage, index)
+
+    return items
+
+
 def _asking(original: Any) -> Any:
     """PyTorch ends the process if it is asked whether bytes are shared that are away, which they never are then."""
 
@@ -154,6 +165,7 @@ _PLACES = StandIns(
     *(Place(torch.UntypedStorage, name, _reading) for name in _READING),
     *(Place(torch.UntypedStorage, name, _writing) for name in _WRITING),
     *(Place(torch.UntypedStorage, name, _handing_out) for name in _HANDING_OUT),
+    Place(torch.UntypedStorage, "__getitem__", _items),
     Place(torch.UntypedStorage, "is_shared", _asking),
     Place(torch.Tensor, "set_", _putting),
     Place(torch._C.PyTorchFileWriter, "write_record", _reading),

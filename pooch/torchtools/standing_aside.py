@@ -26,6 +26,7 @@ import torch
 from .graph_gaps.operators import HOLDERS, OPERATORS, Left
 from .graph_gaps.partition import GAPS
 from .mode_stacks import UnnotedMode, take_hooks_away, take_mode_away
+from .saved_objects import SAVED_OBJECTS
 from .watch import LIBRARY
 
 _autograd: Any = torch._C._autograd
@@ -93,6 +94,7 @@ class StepHooks:
             _note_in_place(True)
             _HERE.hooks.append(self)
             _autograd._push_saved_tensors_default_hooks(*self.pair)
+            SAVED_OBJECTS.use(self)
             _install(self)
         except BaseException:
             self.leave()
@@ -108,6 +110,7 @@ class StepHooks:
         if not self.is_lifted:
             take_hooks_away(self.pair)
         self.is_lifted = False
+        SAVED_OBJECTS.leave(self)
         _uninstall(self)
         _HERE.hooks.remove(self)
         if not _HERE.hooks and _HERE.lifted is None:
@@ -115,6 +118,7 @@ class StepHooks:
 
     def abandon(self) -> None:
         """Take back what is in place for the whole process, as the thread whose stack they are on has ended."""
+        SAVED_OBJECTS.leave(self)
         _uninstall(self)
 
 

@@ -474,6 +474,15 @@ def test_a_flop_counter_between_counts_the_backward_pass() -> None:
         assert flops() == plain > 0
 
 
+def test_a_lazy_model_is_refused_before_its_first_call_and_taken_after_it() -> None:
+    model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d())
+    with pytest.raises(UsageError, match=r"^0\.weight of the model has no shape yet, .*: call the model once"):
+        pooch.auto(model, "1GiB", quiet=True)
+    with torch.no_grad():
+        model(torch.ones(4, 8))
+    pooch.auto(model, "1GiB", quiet=True).remove()
+
+
 def test_a_second_budget_is_refused() -> None:
     with under(a_model()), pytest.raises(UsageError, match="a budget is held on cpu already"):
         Auto([a_model()], 10**6)

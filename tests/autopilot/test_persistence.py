@@ -680,6 +680,17 @@ def test_whoever_reads_what_is_away_gets_it(streamed: Streamed, how: str) -> Non
     assert found == expected
 
 
+def test_what_a_slice_of_a_storage_is_on_stays(streamed: Streamed) -> None:
+    model, _, auto, expected = streamed
+    weight = model[0].weight
+    auto._driver.evictor.relieve()
+    assert memory_of(auto).reads.is_away(weight.untyped_storage()._cdata)
+    part = weight.detach().untyped_storage()[4:20]
+    auto._driver.evictor.relieve()
+    assert not memory_of(auto).reads.is_away(weight.untyped_storage()._cdata)
+    assert bytes(part.tolist()) == expected[0][4:20]
+
+
 def test_what_an_array_is_on_stays_as_long_as_the_array(streamed: Streamed) -> None:
     model, optimizer, auto, expected = streamed
     weight = model[0].weight
