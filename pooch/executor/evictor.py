@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..ground.collector import LEEWAY
 from ..machine import CopySpeed, Pressure
 from ..machine.account import LiveBytes
 from ..torchtools.endings import end_with, run_lost
@@ -20,6 +21,8 @@ from .memory import DeviceMemory
 from .silence import Silence, running_module
 from .statistics import RunStats, WarnOnce
 from .verification import Verification
+
+_OBJECTS_A_SAVE = 6  # that live until the backward pass: a value, a handle, and where they are listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +78,17 @@ class Evictor(Pressure):
         self._asking = threading.local()
         self.stand_ins = LastingUser()
         self.largest_need: Need | None = None
+        self._saves_before = 0  # when the step began
         end_with(self, self.stand_ins.end)
+        end_with(self, LEEWAY.set, 0)
 
     def begin_step(self, stats: RunStats) -> None:
         """Begin to count for a new step, from the calling thread."""
         self.lock.give_back()
         run_lost()
         self.largest_need = None
+        LEEWAY.set(_OBJECTS_A_SAVE * (self._saves - self._saves_before))  # as many as in the last step
+        self._saves_before = self._saves
         self.begin(stats)
         self.hold()
 
@@ -160,6 +167,7 @@ class Evictor(Pressure):
 
     def close(self) -> None:
         """Hold nothing any longer. Steps that are alive can still read what they saved."""
+        LEEWAY.set(0)
         self.stand_ins.end()
         self.live.close()
         self.engine.close()
