@@ -723,6 +723,7 @@ class StepDriver:
 
     def _count(self, running: RunningStep, step_ms: float, peak_bytes: int) -> None:
         left, known, budget_bytes = running.step.left_plan, running.known, self.budget.told_bytes
+        known.has_left = left
         if running.decision == "plan":
             if running.step.mismatches:
                 known.left_plan = MOST_FAILURES

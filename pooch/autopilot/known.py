@@ -105,6 +105,7 @@ class Known:
         lost_plans: Number of plans in a row that it was recorded anew for, as no step could follow them.
         reason: Why it is not planned, for the reader of the summary.
         decision: How the last step was run.
+        has_left: Whether it has left the plan that it was to be run on.
         told: What was predicted with all that was known when it was told last, or None.
     """
 
@@ -134,6 +135,7 @@ class Known:
     lost_plans: int = 0
     reason: str = ""
     decision: Decision = "online"
+    has_left: bool = False
     told: Told | None = None
 
     @property
@@ -198,7 +200,7 @@ class Known:
         return PlannedShape(
             key.text,
             self.origin,
-            "online" if self.decision == "record" else self.decision,
+            "online" if self.decision == "record" else "left" if self.has_left else self.decision,
             self.steps,
             self.profile.peak_bytes + self.away_bytes if self.profile else None,
             self.plan.predicted_peak_bytes + self.staying_bytes if self.plan else None,

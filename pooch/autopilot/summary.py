@@ -27,7 +27,7 @@ class PlannedShape:
     Attributes:
         shapes: Shapes of the call that begins it.
         origin: "recorded" from a step, "derived" from other shapes, or "unknown" as long as it is neither.
-        decision: "in-core", "plan" or "online": how its steps run now.
+        decision: "in-core", "plan", "left" (a plan that the last step has left) or "online": how its steps run now.
         steps: Number of its steps so far.
         in_core_peak_bytes: Predicted peak of plain training, or None if it is unknown.
         predicted_peak_bytes: Predicted peak under its plan, or None without one.
@@ -346,7 +346,7 @@ class AutoSummary(Counters):
 
 
 def _of_shape(shape: PlannedShape) -> str:
-    how = "on a plan" if shape.decision == "plan" else shape.decision
+    how = {"plan": "on a plan", "left": "on a plan that the last one has left"}.get(shape.decision, shape.decision)
     line = f"{shape.shapes}: {plural(shape.steps, 'step')}, {how}"
     if shape.in_core_peak_bytes is not None:
         line += f"; peak without Pooch {format_bytes(shape.in_core_peak_bytes)}"

@@ -429,7 +429,7 @@ def test_a_step_that_its_plan_does_not_fit_goes_on_without_it(spill: Path, monke
         return Layers(lambda hidden: torch.tanh(padded(hidden).sin()), depth=DEPTH)
 
     monkeypatch.setitem(PADDED, "bytes", 0)
-    plain, told, decisions = train(padding_model(), 7), [], []
+    plain, told, decisions, shapes = train(padding_model(), 7), [], [], list[str]()
     model = padding_model()
 
     def between(number: int) -> None:
@@ -437,6 +437,7 @@ def test_a_step_that_its_plan_does_not_fit_goes_on_without_it(spill: Path, monke
         if number == 2:
             follow_a_plan_that_swaps(auto)
         PADDED["bytes"] = 2**15 if number == 4 else 0
+        shapes.extend(str(auto.summary()).splitlines()[-1:])
 
     with under(model, told, 14 * ACTIVATION_BYTES) as auto:
         found = train(model, 7, between)
@@ -444,6 +445,7 @@ def test_a_step_that_its_plan_does_not_fit_goes_on_without_it(spill: Path, monke
     assert_same(plain, found)
     assert summary.steps_on_plan >= 2
     assert summary.steps_left_plan == 1
+    assert ["on a plan that the last one has left" in each for each in shapes] == [number == 5 for number in range(7)]
     assert summary.steps_over_budget == 0
     assert len(told) == 1
     assert "a step could not follow its plan, and is recorded and planned again: value" in told[0]
