@@ -14,6 +14,7 @@ from ..ground.collector import LEEWAY
 from ..machine import CopySpeed, Pressure
 from ..machine.account import LiveBytes
 from ..torchtools.endings import end_with, run_lost
+from ..torchtools.saved_objects import SAVED_OBJECTS
 from ..torchtools.stand_ins import LastingUser
 from ..torchtools.tensors import find_tensors, has_plain_storage, storage_of
 from .engines.protocol import CopyEngine
@@ -87,6 +88,7 @@ class Evictor(Pressure):
         self.lock.give_back()
         run_lost()
         self.largest_need = None
+        self.stand_ins.use(SAVED_OBJECTS)
         LEEWAY.set(_OBJECTS_A_SAVE * (self._saves - self._saves_before))  # as many as in the last step
         self._saves_before = self._saves
         self.begin(stats)

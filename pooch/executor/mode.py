@@ -13,7 +13,6 @@ from ..torchtools.effects import argument_keys, new_tensors, written_tensors
 from ..torchtools.mode_stacks import Together
 from ..torchtools.operators import operator_facts
 from ..torchtools.raw_looks import RawLooks
-from ..torchtools.saved_objects import SAVED_OBJECTS
 from ..torchtools.settings import called_as_unwatched
 from ..torchtools.standing_aside import CompiledCalls, SilentMode, StepHooks
 from ..torchtools.tensors import result_tensors
@@ -92,7 +91,6 @@ def following(step: Step, calls: CompiledCalls | None = None) -> AbstractContext
     op, and whose address is handed out; and where its plan empties what the program holds, views as well, since they
     are reads too. The latter needs `looking` around each call. `calls` is told of compiled calls.
     """
-    step.evictor.stand_ins.use(SAVED_OBJECTS)
     # Who has the address of what is only copied holds it, so that it stays.
     looks = RawLooks(step.look if step.replays else None, step.data_assigned, step.evictor.stand_ins)
     if not step.replays:

@@ -57,9 +57,8 @@ def native_reads(step: Step) -> Any:
     if module is None or step.guide is not None or evictor.device.type != "cpu" or not evictor.live.asks:
         return None
     lock = step.lock
-    copied_at, reading = evictor.on_their_way()
     parts = ReadParts(
         lock, lock._lock.acquire, lock._lock.release, step.owner, evictor.store, step.owner.saved, evictor.forget,
-        evictor, copied_at, reading,
+        evictor, evictor._away.copied_at, evictor._reading,
     )  # fmt: skip
     return module.Reads(step.cursor, Value, parts, REACH)

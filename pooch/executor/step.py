@@ -567,11 +567,10 @@ class Step(SavedTensors):
                 evictor.look(2 * value.size_bytes)
                 if guide is not None and value.number in guide.values.planned:
                     storage = self._ensure_planned(guide, value)
-                    tensor = packed.on(storage)
                 else:
                     storage = evictor.ensure(value)
-                    tensor = packed.on(storage)
                     self.values.bind(storage, value.number)
+                tensor = packed.on(storage)
                 if value.saved_at:
                     self._read_ahead(value)
         if self.tier.is_beside():  # nodes run on their op's stream, and those of the CPU on the caller's

@@ -348,10 +348,6 @@ class Pressure:
                         return
                     self._writing[value] = None
 
-    def on_their_way(self) -> tuple[list[int], dict[Value, None]]:
-        """Return when what the tier has was saved, and the values that are being read ahead, both as they change."""
-        return self._away.copied_at, self._reading
-
     def read_ahead(self, value: Value) -> None:
         """After a read: start to bring back what the backward pass will most likely read next, if there is room."""
         for other in [each for each in self._reading if each.ticket is None or each.ticket.is_done()]:
