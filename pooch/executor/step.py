@@ -529,11 +529,10 @@ class Step(SavedTensors):
             self.tell_read()
         if self.reassigned and (other := self.reassigned.instead_of(packed)) is not None:
             return other
-        kind = type(packed)
-        if kind in HANDLES:
+        if type(packed) in HANDLES:
             return self.read(packed)  # type: ignore[arg-type]
-        if kind is tuple:
-            return self._read_plain(*packed)  # type: ignore[misc]
+        if isinstance(packed, tuple):
+            return self._read_plain(*packed)
         if not isinstance(packed, torch.Tensor):
             return self._read_kept(packed)  # type: ignore[arg-type]
         return packed
