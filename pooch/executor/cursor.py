@@ -39,6 +39,9 @@ class Cursor:
     def note_away(self, key: int, is_away: bool) -> None:
         """Note whether the bytes of a storage are away while the program holds it. A mode asks for each op."""
 
+    def record_on(self, first_node: int, places: int) -> None:
+        """Number and record ops natively, as the step has left its plan. A mode passes each op to the step anyway."""
+
     def next_number(self) -> int:
         """Return the number of the next value that is not the plan's."""
         return next(self._numbers)

@@ -156,6 +156,21 @@ class CallRecorder:
             return True
         return base.grad_fn._sequence_nr() < self._begin_number
 
+    def record_on(self, gathered: frozenset[int]) -> None:
+        """Have the native watch number and record the ops of a step that has left its plan, as it does without one.
+
+        Args:
+            gathered: Parameters that FSDP gathers. Calls that read them are recorded in Python.
+        """
+        if gathered:
+            return
+        recipes, cursor = self._recipes, self.cursor
+        planned = recipes.arriving
+        for call in recipes.calls():
+            cursor.note_call(call.writes, call.recipe)
+        recipes.arriving = lambda: [*planned(), *unplanned_calls(cursor)]
+        cursor.record_on(self._begin_number, self._evictor.verification.number)
+
     # Changes ----------------------------------------------------------------------------------------------------------
 
     def preserves(self, outer: list[OuterArgument], gathered: frozenset[int]) -> bool:

@@ -277,6 +277,7 @@ class Step(SavedTensors):
         with self.lock, torch._C._DisableTorchDispatch():
             self.let_kept_leave()
             self.owner.let_sources_leave()
+        self.recorder.record_on(guide.table.gathered)
         if self._on_mismatch == "follow" or self.is_quiet:
             return
         if self.evictor.is_held:
@@ -421,8 +422,7 @@ class Step(SavedTensors):
                 self.values.bind(storage_of(tensor), -1)
 
     def _value_in(self, tensor: torch.Tensor) -> int | None:
-        number: int | None = self.values.get(storage_key(tensor))
-        return number
+        return self.values.get(storage_key(tensor))  # type: ignore[no-any-return]
 
     def overwritten_in(self, key: int, tensor: torch.Tensor) -> None:
         """Note that an op is about to write over what a storage holds."""

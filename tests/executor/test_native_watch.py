@@ -21,8 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import pooch
 from pooch.errors import PlanMismatch
 from pooch.executor import Run, apply_plan, mode, native_watch
+from pooch.executor.cursor import FIRST_VALUE
 from pooch.executor.native_watch import NativeWatch
 from pooch.executor.plan_guide import PlanGuide
+from pooch.executor.recording import CallRecorder
 from pooch.executor.step import Step
 from pooch.executor.table import ActionTable
 from pooch.ground import native
@@ -766,8 +768,18 @@ def test_a_step_that_leaves_its_path_goes_on_right_and_is_followed_again(monkeyp
         assert calls["before"] > 0
 
 
-def test_all_that_comes_off_the_path_is_passed_to_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_comes_off_the_path_is_numbered_and_all_that_is_saved_there_passed_to_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """There pressure alone decides what leaves, and any value may have to be made again."""
+    recorders, record_on = list[CallRecorder](), CallRecorder.record_on
+
+    def noted(recorder: CallRecorder, gathered: frozenset[int]) -> None:
+        recorders.append(recorder)
+        assert recorder.cursor.next_number() == FIRST_VALUE, "so far all had the numbers of the plan"
+        record_on(recorder, gathered)
+
+    monkeypatch.setattr(CallRecorder, "record_on", noted)
     model, rows = Tanh(), torch.rand(64, 32)
     profile = quick_profile(lambda: model(rows), model)
     kept = all_of(profile, "keep", "model")
@@ -786,7 +798,9 @@ def test_all_that_comes_off_the_path_is_passed_to_the_step(monkeypatch: pytest.M
             gradients(model, rows)
         assert run.stats.mismatches == 1
         ops = 2 * 9 + len(("cos", "square", "mean"))  # after the one with which it leaves
-        assert calls["before"] >= ops
+        (recorder,) = recorders
+        assert recorder.cursor.next_number() - FIRST_VALUE > ops
+        assert calls["before"] <= 2, "Python has to do with the op with which the step leaves, and with no other one"
         assert calls["pack"] >= ops
 
 

@@ -456,6 +456,17 @@ inline PyObject* region_go_unplanned(PyObject* self, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
+// Have ops be recorded natively from here on, in a step that has left its plan. What autograd saves goes on to Python, which
+// has to hear of writes over it.
+inline PyObject* region_record_on(PyObject* self, PyObject* arguments) {
+  unsigned long long first_node, places;
+  if (!PyArg_ParseTuple(arguments, "KK", &first_node, &places)) return nullptr;
+  State& state = state_of(self);
+  state.first_node = first_node, state.places = places;
+  state.holds_in_python = true, state.records = true;
+  Py_RETURN_NONE;
+}
+
 inline PyObject* region_next_number(PyObject* self, PyObject*) {
   return PyLong_FromLongLong(state_of(self).next_number++);
 }
@@ -516,6 +527,7 @@ inline PyTypeObject* region_type() {
       {"take_recording_ms", region_take_recording_ms, METH_NOARGS, nullptr},
       {"take_unplanned", region_take_unplanned, METH_NOARGS, nullptr},
       {"go_unplanned", region_go_unplanned, METH_VARARGS, nullptr},
+      {"record_on", region_record_on, METH_VARARGS, nullptr},
       {"next_number", region_next_number, METH_NOARGS, nullptr},
       {"note_call", region_note_call, METH_VARARGS, nullptr},
       {"forget", region_forget, METH_O, nullptr},

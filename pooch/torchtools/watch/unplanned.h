@@ -47,6 +47,7 @@ inline std::optional<uint64_t> recipe_number(State& state, const Operator& facts
 // Whether nothing about an op has to be done in Python.
 inline bool is_ordinary_op(State& state, const Operator& facts, const Arguments& arguments) {
   if (!state.records || state.needs_attention || facts.is_special || !state.is_at_home()) return false;
+  if (!state.away.is_empty() || state.awaited.is_any_released()) return false;  // as where a plan was left
   if (!is_recordable(facts, arguments)) return false;
   bool is_ordinary = true;
   each_marked(facts.written | changed_statistics(facts, arguments), arguments, [&](const at::Tensor& tensor) {

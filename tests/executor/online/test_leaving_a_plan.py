@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from pooch.autopilot.known import Known
 from pooch.autopilot.steps import GovernedStep
+from pooch.executor.cursor import FIRST_VALUE
 from pooch.executor.statistics import RunStats
 from pooch.executor.step import Step
 from pooch.executor.table import ActionTable
@@ -99,6 +101,48 @@ def test_what_is_left_of_the_step_is_as_plain(
     assert stats.mismatches == 1
     assert stats.swapped_out_bytes or stats.recomputed_ops
     assert missing_bytes <= online_missing_bytes
+
+
+def _with_an_op_beside(model: Changing, hidden: Tensor) -> Tensor:
+    model.layers[0].weight.detach().sum()
+    return hidden
+
+
+def test_what_follows_is_watched_and_recorded_as_without_a_plan(
+    watched_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if watched_by != "native":
+        pytest.skip("a mode passes each op to the step in any case")
+    copies_cost(monkeypatch, 1e9)
+    torch.manual_seed(1)
+    model, inputs = Changing(), rows()
+    profile = quick_profile(lambda: model(inputs).square().mean(), model)
+    plan = tight_plan(profile, decided(profile, "recompute"))
+    known = Known(plan=plan, table=ActionTable.of(plan))
+    passed, steps, before = list[int](), list[Step](), Step.before_op
+
+    def before_op(step: Step, *arguments: Any) -> None:
+        passed.append(step.cursor.position)
+        steps[:] = [step]
+        before(step, *arguments)
+
+    with holding() as evictor, without_collector():
+        for change in (None, _with_an_op_beside):  # the first one is followed to its end
+            model.change = change
+            model.zero_grad()
+            evictor.begin_step(RunStats())
+            step = GovernedStep.on_plan(evictor, plan, known)
+            step.open(_NO_GRAPH.runs)
+            monkeypatch.setattr(Step, "before_op", before_op)
+            passed.clear()
+            loss = model(inputs).square().mean()
+            step.close_forward()
+            assert step.left_plan is (change is not None)
+            after = [position for position in passed if position == max(passed)]
+            made = steps.pop().owner.recipes.calls()
+            loss.backward()
+    assert len(after) <= 2, "the op with which it left, and what makes up for that"
+    assert len([call for call in made if min(call.writes) >= FIRST_VALUE]) >= 6, "pressure can have them made again"
 
 
 class _NoGraph:
