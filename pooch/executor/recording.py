@@ -162,8 +162,8 @@ class CallRecorder:
         Args:
             gathered: Parameters that FSDP gathers. Calls that read them are recorded in Python.
         """
-        if gathered:
-            return
+        if gathered or not self._evictor.live.asks:
+            return  # where allocations do not ask for room, it is made before each op, in Python
         recipes, cursor = self._recipes, self.cursor
         planned = recipes.arriving
         for call in recipes.calls():
