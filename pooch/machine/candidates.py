@@ -44,9 +44,8 @@ class _Heads:
         firsts = [(self._first(bucket), bucket) for bucket in list(buckets)]
         able = ((entry, bucket) for entry, bucket in firsts if entry is not None and bucket != _NEVER)
         self._heap = [(priced_score(entry[2], position, entry[0]), bucket) for entry, bucket in able]
-        self._scores = {
-            bucket: score for score, bucket in self._heap
-        }  # of buckets that were pushed again, the last one
+        # By bucket. Those that were pushed again are in the heap several times, and the last one counts.
+        self._scores = {bucket: score for score, bucket in self._heap}
         heapq.heapify(self._heap)
 
     def pop(self) -> _Entry | None:

@@ -60,11 +60,15 @@ def _step(forward: Forward, weight: nn.Parameter) -> Iterator[tuple[Evictor, Ste
         yield evictor, step, losses
 
 
+def _gradient_of(weight: nn.Parameter) -> Tensor:
+    assert weight.grad is not None
+    return weight.grad
+
+
 def _gradient_of_plain_training() -> Tensor:
     weight = nn.Parameter(torch.linspace(-1, 1, 64))
     _chain(weight).backward()
-    assert weight.grad is not None
-    return weight.grad
+    return _gradient_of(weight)
 
 
 def test_values_that_are_there_are_read_and_end_natively(
@@ -81,8 +85,7 @@ def test_values_that_are_there_are_read_and_end_natively(
         assert evictor._position == 1, "the backward pass has come to what was saved first"
         assert step.owner.saved == {}
         assert not evictor.has_values
-    assert weight.grad is not None
-    assert torch.equal(weight.grad, _gradient_of_plain_training())
+    assert torch.equal(_gradient_of(weight), _gradient_of_plain_training())
 
 
 def test_what_has_left_is_read_by_the_step_and_brought_back_ahead_of_need(
@@ -101,8 +104,7 @@ def test_what_has_left_is_read_by_the_step_and_brought_back_ahead_of_need(
         assert read_in_python[0] == max(near)
         assert evictor.stats.late_swaps < len(away), "the rest came ahead of need"
         assert not evictor.has_values
-    assert weight.grad is not None
-    assert torch.equal(weight.grad, _gradient_of_plain_training())
+    assert torch.equal(_gradient_of(weight), _gradient_of_plain_training())
 
 
 def test_what_has_to_be_made_again_is_read_by_the_step_and_nothing_else(
@@ -117,8 +119,7 @@ def test_what_has_to_be_made_again_is_read_by_the_step_and_nothing_else(
         assert len(away) == 20
         assert evictor.stats.recomputed_ops == 30, "and 10 products in between, which nothing has saved"
         assert read_in_python == [max(away)], "the rest has come on the way to it"
-    assert weight.grad is not None
-    assert torch.equal(weight.grad, _gradient_of_plain_training())
+    assert torch.equal(_gradient_of(weight), _gradient_of_plain_training())
 
 
 def test_what_was_changed_since_it_was_saved_is_not_read_natively_either(read_in_python: list[int]) -> None:

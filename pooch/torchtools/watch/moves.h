@@ -178,6 +178,15 @@ struct Work {
   }
 };
 
+inline int visit_parts(const Work& work, visitproc visit, void* arg) {
+  for (PyObject* part : work.parts) Py_VISIT(part);
+  return 0;
+}
+
+inline void clear_parts(Work& work) {
+  for (PyObject*& part : work.parts) Py_CLEAR(part);
+}
+
 // In Python: `Moves(region, parts)`.
 struct Moves : Work {
   Slots places, arenas, counters, witnesses, checks;
@@ -216,14 +225,13 @@ inline PyObject* moves_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
 }
 
 inline int moves_traverse(PyObject* self, visitproc visit, void* arg) {
-  for (PyObject* part : moves_of(self)->parts) Py_VISIT(part);
   Py_VISIT(moves_of(self)->looked_at);
   Py_VISIT(moves_of(self)->sampled);
-  return 0;
+  return visit_parts(*moves_of(self), visit, arg);
 }
 
 inline int moves_clear(PyObject* self) {
-  for (PyObject*& part : moves_of(self)->parts) Py_CLEAR(part);
+  clear_parts(*moves_of(self));
   Py_CLEAR(moves_of(self)->looked_at);
   Py_CLEAR(moves_of(self)->sampled);
   return 0;

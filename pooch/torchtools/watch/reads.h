@@ -31,12 +31,11 @@ inline PyObject* reads_new(PyTypeObject* type, PyObject* arguments, PyObject*) {
 }
 
 inline int reads_traverse(PyObject* self, visitproc visit, void* arg) {
-  for (PyObject* part : reads_of(self)->parts) Py_VISIT(part);
-  return 0;
+  return visit_parts(*reads_of(self), visit, arg);
 }
 
 inline int reads_clear(PyObject* self) {
-  for (PyObject*& part : reads_of(self)->parts) Py_CLEAR(part);
+  clear_parts(*reads_of(self));
   return 0;
 }
 
