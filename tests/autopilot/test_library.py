@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import queue
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from pooch.autopilot.library import MOST_RECORDED, PLANNED_SHARE, Library
 from pooch.autopilot.loop_times import SETTLING_STEPS, Beside, LoopTimes
 from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.signature import StepKey
+from pooch.autopilot.summary import Decision
 from pooch.autopilot.waiting import JobQueue, Request
 from pooch.ground.bounded import RecentlyUsed, Topics
 from pooch.ground.units import format_bytes
@@ -525,28 +527,37 @@ class _PlansHere:
         """Do nothing."""
 
 
+def _recorded_with(
+    costs: LateCosts, child: _PlansHere, tell: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Callable[[], Decision], Known]:
+    """A kind of step that was recorded, planned by a child that answers at once, and what decides on its next step."""
+    monkeypatch.setattr(PlanRequests, "_put", PlanRequests.serve)
+    monkeypatch.setattr(PlanRequests, "warm_up", lambda _: None)
+    profile = blocks(6)
+    library = Library(PlanOptions(region="step", explain=False), tell, costs)
+    library.requests._child = child  # type: ignore[assignment]
+    start_bytes, budget_bytes = profile.persistent_bytes, int(0.7 * profile.peak_bytes)
+    for _ in range(2):
+        _, known = library.choose(KEY, start_bytes, budget_bytes)
+    library.recorded(KEY, known, profile, 1)
+    return lambda: library.choose(KEY, start_bytes, budget_bytes)[0], known
+
+
 @pytest.mark.parametrize("are_kept", [False, True])
 def test_a_plan_is_made_again_once_it_is_known_what_hooks_cost(are_kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an earlier run has kept is told at once, and measured anew all the same."""
     """Else it would stay, as every plan that knows of these costs is predicted to take longer."""
-    monkeypatch.setattr(PlanRequests, "_put", PlanRequests.serve)
-    monkeypatch.setattr(PlanRequests, "warm_up", lambda _: None)
-    happened = list[str]()
-    profile, costs, told = blocks(6), LateCosts(happened, are_kept=are_kept), list[str]()
-    start_bytes, budget_bytes = profile.persistent_bytes, int(0.7 * profile.peak_bytes)
-    library = Library(PlanOptions(region="step", explain=False), told.append, costs)
-    library.requests._child = _PlansHere(happened)  # type: ignore[assignment]
-    for _ in range(2):
-        _, known = library.choose(KEY, start_bytes, budget_bytes)
-    library.recorded(KEY, known, profile, 1)
-    decisions = [library.choose(KEY, start_bytes, budget_bytes)[0] for _ in range(6)]
+    happened, told = list[str](), list[str]()
+    costs = LateCosts(happened, are_kept=are_kept)
+    choose, known = _recorded_with(costs, _PlansHere(happened), told.append, monkeypatch)
+    decisions = [choose() for _ in range(6)]
     assert decisions[-5:] == ["plan"] * 5
     assert happened == ["planning", "measuring"], "which would delay the plan"
     assert (known.is_provisional, known.is_improved) == (True, False), "nothing is compared with what may not hold"
     early = known.slowdown
     costs.is_final = True
     for _ in range(6):
-        assert library.choose(KEY, start_bytes, budget_bytes)[0] == "plan"
+        assert choose() == "plan"
     assert early is not None
     assert known.slowdown is not None
     assert known.slowdown > early + 0.2, "each op of the forward pass takes longer"
@@ -569,20 +580,13 @@ class _RefusesLater(_PlansHere):
 
 def test_a_plan_that_is_made_again_in_vain_is_followed_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was said that such steps run online, while they ran on their plan."""
-    monkeypatch.setattr(PlanRequests, "_put", PlanRequests.serve)
-    monkeypatch.setattr(PlanRequests, "warm_up", lambda _: None)
-    happened = list[str]()
-    profile, costs, told = blocks(6), LateCosts(happened), list[str]()
-    start_bytes, budget_bytes = profile.persistent_bytes, int(0.7 * profile.peak_bytes)
-    library = Library(PlanOptions(region="step", explain=False), told.append, costs)
-    library.requests._child = _RefusesLater(happened)  # type: ignore[assignment]
-    for _ in range(2):
-        _, known = library.choose(KEY, start_bytes, budget_bytes)
-    library.recorded(KEY, known, profile, 1)
+    happened, told = list[str](), list[str]()
+    costs = LateCosts(happened)
+    choose, known = _recorded_with(costs, _RefusesLater(happened), told.append, monkeypatch)
     for _ in range(6):
-        library.choose(KEY, start_bytes, budget_bytes)
+        choose()
     costs.is_final = True
-    assert [library.choose(KEY, start_bytes, budget_bytes)[0] for _ in range(6)] == ["plan"] * 6
+    assert [choose() for _ in range(6)] == ["plan"] * 6
     assert happened.count("planning") == 2
     assert [line.split(" for ")[0] for line in told] == ["planned"]
     assert (known.reason, known.is_provisional) == ("", False)
