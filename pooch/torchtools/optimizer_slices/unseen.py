@@ -17,6 +17,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as of_torch
 
+from ..eager_threads import eager_in_this_thread
 from ..mode_stacks import UnnotedMode
 from .small_copies import NotOneByOne
 
@@ -49,7 +50,7 @@ def steps_unseen(*copies: Optimizer) -> Iterator[None]:
     restores = [*map(_keep_attributes, kinds), *map(_keep_generator, _generators_of(kinds, functions))]
     why: list[str] = []
     try:
-        with torch.compiler.set_stance("force_eager"), _NoGenerators():
+        with eager_in_this_thread(), _NoGenerators():
             yield
     finally:
         handle.remove()
