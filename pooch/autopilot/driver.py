@@ -467,7 +467,9 @@ class StepDriver:
                 return RecordedStep(self.evictor, models, start_bytes, self.governed.name, has_graphs=has_graphs)
             case _:  # where allocations do not ask for room, it is made before each op
                 must_replay = not self._live.asks or self.evictor.engine.health.known is not None
-                return GovernedStep(Step(self.evictor, replays=self.library.replays(key, must_replay=must_replay)))
+                replays = self.library.replays(key, must_replay=must_replay)
+                notes_ops = not replays and self.library.looks_at_ops(key, models)
+                return GovernedStep(Step(self.evictor, replays=replays), notes_ops=notes_ops)
 
     def _is_tight(self, known: Known, start_bytes: int) -> bool:
         """Whether a step that fits might pass the budget if it did somewhat more than the one that was recorded.
@@ -700,11 +702,8 @@ class StepDriver:
         self._garbage.step_ends(is_held=not self.evictor.missing_bytes)
         health = self.evictor.engine.health
         step = running.step
-        if isinstance(step, GovernedStep) and not step.follows_plan and step.replays and health.fault is None:
-            if self.evictor.missing_bytes:
-                self.library.is_leaner_copied(running.key)
-            elif step.is_faster_copied:
-                self.library.is_faster_copied(running.key)
+        if isinstance(step, GovernedStep):
+            self._note_governed(running, step, step_ms, is_whole=is_complete and running.is_whole)
         health.end_step(has_copied=bool(running.stats.swapped_out_bytes))
         self._tell_of_tier()
         made_again = None if self.graphs is None else self.graphs.untold()
@@ -720,6 +719,18 @@ class StepDriver:
             self.library.ended(running.key, running.known, running.decision, step_ms, over_bytes, own_ms)
         self.library.banned(running.known, self.evictor.verification.take_new())
         self._live.reset_peak()
+
+    def _note_governed(self, running: RunningStep, step: GovernedStep, step_ms: float, *, is_whole: bool) -> None:
+        """Note what a step was like that was under pressure."""
+        if not step.follows_plan and self.evictor.engine.health.fault is None:
+            if step.replays and self.evictor.missing_bytes:
+                self.library.is_leaner_copied(running.key)
+            elif is_whole and running.known.decision == "online":
+                own_ms = self._own_ms(running)
+                self.library.online_took(running.key, step.effort, step_ms, own_ms, replays=step.replays)
+        begun_on_plan = {"plan": True, "online": False}.get(running.known.decision)
+        if is_whole and step.follows_plan is begun_on_plan:  # else it has become another one in its midst
+            self.library.saw_ops(running.key, running.known, step.ops)
 
     def _count(self, running: RunningStep, step_ms: float, peak_bytes: int) -> None:
         left, known, budget_bytes = running.step.left_plan, running.known, self.budget.told_bytes

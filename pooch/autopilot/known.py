@@ -12,7 +12,9 @@ from ..executor.table import ActionTable
 from ..ground.units import format_bytes
 from ..ground.wording import slower_than
 from ..ir import Plan, Profile
+from .differing_ops import DifferingOps, different_ops
 from .loop_times import SETTLING_STEPS, Beside
+from .online_ways import OnlineWays
 from .signature import StepKey
 from .summary import Decision, PlannedShape, Told
 
@@ -106,6 +108,7 @@ class Known:
         reason: Why it is not planned, for the reader of the summary.
         decision: How the last step was run.
         has_left: Whether it has left the plan that it was to be run on.
+        ops: What tells the ops of its last different steps, but for recorded ones.
         told: What was predicted with all that was known when it was told last, or None.
     """
 
@@ -136,6 +139,7 @@ class Known:
     reason: str = ""
     decision: Decision = "online"
     has_left: bool = False
+    ops: deque[int] = field(default_factory=different_ops)
     told: Told | None = None
 
     @property
@@ -216,15 +220,17 @@ class Family:
     Attributes:
         recording: Number of shapes that were or are being recorded.
         recorded: The recorded ones that were recorded last.
-        copied_steps: Number of online steps that are still to come in which nothing is replayed.
         is_compiled: Whether compiled graphs run in its steps.
         shapes: Number of its kinds of steps that are remembered.
+        ways: How its steps run without a plan.
+        ops: Whether their ops differ from one to the next.
     """
 
     recording: int = 0
-    copied_steps: int = 0
     is_compiled: bool = False
     shapes: int = 0
+    ways: OnlineWays = field(default_factory=OnlineWays)
+    ops: DifferingOps = field(default_factory=DifferingOps)
     recorded: dict[tuple[int, ...], Profile] = field(default_factory=dict)
 
     def add(self, sizes: tuple[int, ...], profile: Profile) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from ..analysis.interpolation import KnownStep
 from ..api.options import PlanOptions
+from ..executor.owner import Effort
 from ..executor.table import ActionTable
 from ..ground.units import format_bytes, format_ms
 from ..ground.wording import slower_than
@@ -36,8 +37,8 @@ OFTEN = 3  # steps of a shape that cannot be derived, after which it is recorded
 PLANNED_SHARE = 0.995  # of the budget: a step is not repeated to the byte where values decide what it computes
 MOST_EVENTS = 1000  # lines on what was planned that the summary can list
 LARGER = 1.05  # times as large is a budget with which all is planned anew
-COPIED_STEPS = 50  # after which it is looked again whether replaying is worth its cost
 _NEVER = 2**62
+OTHER_OPS = "its ops differ from step to step, so a plan of one is none of the next"
 COMPILED_REASON = "compiled graphs run in it, so all that leaves is copied"
 NOT_MEASURED = Link("not measured yet", 0.01, 0.01, 1e6, 1e6)
 
@@ -184,10 +185,19 @@ class Library:
         family = self._known.family(key)
         if family.is_compiled:
             return False
-        if must_replay or family.copied_steps == 0:
-            return True
-        family.copied_steps -= 1
-        return False
+        return must_replay or family.ways.next_replays()
+
+    def looks_at_ops(self, key: StepKey, models: Sequence[torch.nn.Module]) -> bool:
+        """Whether it has to be seen which ops an online step has that begins now and records none.
+
+        Where anything is compiled, none are looked at: it would be compiled anew.
+
+        Args:
+            key: Its key.
+            models: The models, parts of which may be compiled.
+        """
+        family = self._known.family(key)
+        return not family.is_compiled and family.ops.looks() and all(compiled_part(model) is None for model in models)
 
     def has_graphs(self, key: StepKey) -> bool:
         """Whether compiled graphs run in steps of a key, as far as it is known."""
@@ -199,18 +209,20 @@ class Library:
         known.has_no_plan()
         known.profile, known.reason = None, COMPILED_REASON
 
-    def is_faster_copied(self, key: StepKey) -> None:
-        """Note that recording the ops of an online step took longer than its replays gained over copies."""
-        self._known.family(key).copied_steps = COPIED_STEPS
-
     def is_leaner_copied(self, key: StepKey) -> None:
-        """Note that an online step passed the budget. A replay needs room for all that it reads, a copy for itself."""
-        self._known.family(key).copied_steps = _NEVER
+        """Note that an online step passed the budget where values could be made again."""
+        self._known.family(key).ways.only_copy()
+
+    def online_took(self, key: StepKey, effort: Effort, step_ms: float, own_ms: float | None, *, replays: bool) -> None:
+        """Note what an online step took: see `OnlineWays.took`."""
+        self._known.family(key).ways.took(effort, step_ms, own_ms, replays=replays)
 
     def _decision(self, key: StepKey, known: Known, start_bytes: int, budget_bytes: int | None) -> Decision:
         family = self._known.family(key)
         target_bytes = _target_bytes(known, budget_bytes)
-        if known.left_plan >= MOST_FAILURES and self._has_tier:
+        if known.reason == OTHER_OPS:
+            known.reason = ""
+        if known.left_plan >= MOST_FAILURES and self._has_tier and not family.ops.differs:
             known.left_plan = 0
             known.lost_plans += 1
             if known.lost_plans > MOST_LOST_PLANS:
@@ -223,6 +235,10 @@ class Library:
         if known.profile.peak_bytes + more_bytes <= target_bytes:
             known.reason = ""
             return "in-core"
+        if family.ops.differs:
+            known.has_no_plan()
+            known.reason = OTHER_OPS
+            return "online"
         anchors = [KnownStep(key.sizes, known.profile)]
         if known.plan is not None and self._is_followed(known, start_bytes):
             knows_costs = not known.is_provisional or self.requests.knows_costs
@@ -317,6 +333,8 @@ class Library:
         for key in fresh:
             known = self._known.look(key) or Known()
             profile, target_bytes = known.profile, _target_bytes(known, budget_bytes)
+            if self._known.family(key).ops.differs:
+                continue
             if profile is not None and profile.peak_bytes + start_bytes - profile.persistent_bytes > target_bytes:
                 self._ask(key, known, [KnownStep(key.sizes, profile)], start_bytes, target_bytes)
 
@@ -348,12 +366,14 @@ class Library:
         if not self._has_tier:
             return "online"
         is_wanted = family.recording < MOST_RECORDED or (known.cannot_derive and known.steps >= OFTEN)
-        if is_wanted and not self._has_smaller_without_plan(key, family, target_bytes):
+        if is_wanted and not family.ops.differs and not self._has_smaller_without_plan(key, family, target_bytes):
             family.recording += 1
             return "record"
         if family.has_larger_that_fits(key.sizes, start_bytes, target_bytes):
             return "in-core"
-        if family.recorded and not known.cannot_derive:
+        if family.ops.differs:
+            known.reason = OTHER_OPS
+        elif family.recorded and not known.cannot_derive:
             anchors = [KnownStep(sizes, profile) for sizes, profile in family.recorded.items()]
             self._ask(key, known, anchors, start_bytes, target_bytes)
         return "online"
@@ -500,6 +520,22 @@ class Library:
         known.has_no_plan()
         known.reason = f"the smallest plan needs {more} more than the budget, and {why}"
         self._say(f"steps of {key.text} run online again: {known.reason}")
+
+    def saw_ops(self, key: StepKey, known: Known, ops: int) -> None:
+        """Take what tells the ops of a complete step that was not recorded. Steps that all differ are not planned.
+
+        Args:
+            key: Its key.
+            known: What is known of it.
+            ops: What tells them; 0: nothing does.
+        """
+        family = self._known.family(key).ops
+        if ops:
+            family.saw(known.ops, ops)
+        if family.differs and not family.is_told:
+            family.is_told = True
+            why = "their ops differ from step to step, in equal sizes too"
+            self._say(f"steps like those of {key.text} run online: {why}")
 
     def banned(self, known: Known, recipes: list[Hashable]) -> None:
         """Note that recipes of a step's plan gave other bits, so that it is planned again without them.

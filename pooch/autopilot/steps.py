@@ -80,16 +80,22 @@ class GovernedStep(DrivenStep):
 
     Args:
         step: The step.
+        notes_ops: Whether it is to tell which ops it has, even if it replays nothing.
 
     Attributes:
         follows_plan: Whether there is a plan.
         replays: Whether its ops are recorded, so that values can be replayed.
+        effort: What being able to replay has cost and gained so far.
+        ops: What tells the ops of its forward pass from others, once that has ended; 0: nothing does.
     """
 
-    def __init__(self, step: Step) -> None:
+    ops = 0
+
+    def __init__(self, step: Step, *, notes_ops: bool = False) -> None:
         self._step: Step | None = step
+        self._notes_ops = notes_ops
         self.follows_plan, self.replays, self.mismatches = step.guide is not None, step.replays, step.mismatches
-        self.storages, self._effort, self._stats = step.values, step.owner.effort, step.stats
+        self.storages, self.effort, self._stats = step.values, step.owner.effort, step.stats
         self._forward = LooseStack()
         end_with(self, self._forward.close)
 
@@ -114,7 +120,7 @@ class GovernedStep(DrivenStep):
         """Put hooks and modes in place."""
         step = self._step
         assert step is not None
-        self._forward.enter_context(following(step, _calls_of(step, compiled)))
+        self._forward.enter_context(following(step, _calls_of(step, compiled), notes_ops=self._notes_ops))
 
     def around_call(self) -> AbstractContextManager[None]:
         """Watch for reads that are no ops, if a plan empties what the program holds. All is back afterwards."""
@@ -126,16 +132,12 @@ class GovernedStep(DrivenStep):
         """Whether the step left its plan."""
         return self.follows_plan and bool(self._stats.mismatches)
 
-    @property
-    def is_faster_copied(self) -> bool:
-        """Whether recording the step has taken longer than its replays have gained over copies."""
-        return self._effort.recording_ms > self._effort.gained_ms
-
     def close_forward(self) -> None:
         """Take hooks and modes away."""
         self._forward.close()
         step = self._step
         if step is not None:
+            self.ops = step.cursor.ops
             step.end_forward()
         self._step = None  # only autograd's handles keep it from here on
 

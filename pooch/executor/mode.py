@@ -16,7 +16,7 @@ from ..torchtools.raw_looks import RawLooks
 from ..torchtools.settings import called_as_unwatched
 from ..torchtools.standing_aside import CompiledCalls, SilentMode, StepHooks
 from ..torchtools.tensors import result_tensors
-from .native_watch import NativeWatch, is_native, native_saving
+from .native_watch import is_native, native_saving, native_watches
 from .own_work import OWN_WORK, SavingHooks
 from .step import Step
 
@@ -84,22 +84,22 @@ class WatchfulMode(StepMode):
             return super()._dispatch(func, call, args, kwargs)
 
 
-def following(step: Step, calls: CompiledCalls | None = None) -> AbstractContextManager[None]:
+def following(
+    step: Step, calls: CompiledCalls | None = None, *, notes_ops: bool = False
+) -> AbstractContextManager[None]:
     """Pass to the step what it needs to see of its forward pass.
 
     That is every tensor that autograd saves and reads, and those that are given other data; unless all is copied, every
     op, and whose address is handed out; and where its plan empties what the program holds, views as well, since they
-    are reads too. The latter needs `looking` around each call. `calls` is told of compiled calls.
+    are reads too. The latter needs `looking` around each call. `calls` is told of compiled calls. With `notes_ops`, the
+    step's cursor tells which ops it has, even if all is copied.
     """
     # Who has the address of what is only copied holds it, so that it stays.
     looks = RawLooks(step.look if step.replays else None, step.data_assigned, step.evictor.stand_ins)
-    if not step.replays:
-        return Together(native_saving(step, calls) if is_native(step) else saving(step, calls), looks)
     if is_native(step):
-        return Together(native_saving(step, calls), looks, NativeWatch(step))
-    if not step.empties:
-        return Together(saving(step, calls), looks, StepMode(step))
-    return Together(saving(step, calls), looks, WatchfulMode(step))
+        return Together(native_saving(step, calls), looks, *native_watches(step, notes_ops=notes_ops))
+    watches = [WatchfulMode(step) if step.empties else StepMode(step)] if step.replays else []
+    return Together(saving(step, calls), looks, *watches)
 
 
 def saving(step: Step, calls: CompiledCalls | None = None) -> AbstractContextManager[None]:

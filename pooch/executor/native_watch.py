@@ -59,6 +59,13 @@ def native_saving(step: Step, calls: CompiledCalls | None = None) -> StepHooks:
     return StepHooks(hooks.pack, hooks.unpack, step.fell_silent, calls)
 
 
+def native_watches(step: Step, *, notes_ops: bool) -> list[Watch]:
+    """Return what watches the ops of a step: as far as they are to be known, where it replays nothing, and else all."""
+    if step.replays:
+        return [NativeWatch(step)]
+    return [NotedOps(step.cursor)] if notes_ops else []
+
+
 class _PythonHooks(SavingHooks):
     """What native hooks leave to Python."""
 
@@ -72,6 +79,34 @@ class _PythonHooks(SavingHooks):
             if self._step.on_read is not None:
                 self._step.tell_read()
             self._step.evictor.hold()
+
+
+class NotedOps(Watch):
+    """Has the region of a step that copies all that leaves tell which ops it has. Python hears of none.
+
+    Args:
+        region: The region.
+    """
+
+    def __init__(self, region: Any) -> None:
+        self._region = region
+
+    def put(self) -> None:
+        """Begin in the calling thread."""
+        self._region.note_ops()
+
+    def take_away(self) -> None:
+        """Note ops no longer. May be repeated."""
+        self._region.leave()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the ops that come are those of a compiled function."""
+        return bool(self._region.is_silent)
+
+    @is_silent.setter
+    def is_silent(self, is_silent: bool) -> None:
+        self._region.is_silent = is_silent
 
 
 class NativeWatch(Watch):

@@ -13,6 +13,8 @@ class _Here(threading.local):
 
 
 _here = _Here()
+_lock = threading.Lock()
+_threads = 0  # that are within
 
 
 @contextlib.contextmanager
@@ -24,24 +26,35 @@ def eager_in_this_thread() -> Iterator[None]:
     """
     from torch._dynamo import eval_frame
 
-    if not isinstance(eval_frame._stance, _StanceByThread):
-        eval_frame._set_stance(_StanceByThread(eval_frame._stance))  # type: ignore[arg-type]
+    global _threads
+    with _lock:
+        if not isinstance(eval_frame._stance, _StanceByThread):
+            eval_frame._set_stance(_StanceByThread(eval_frame._stance))  # type: ignore[arg-type]
+        _threads += 1
     _here.depth += 1
     try:
         yield
     finally:
         _here.depth -= 1
+        with _lock:
+            _threads -= 1
+            if not _threads and isinstance(eval_frame._stance, _StanceByThread):
+                eval_frame._set_stance(eval_frame._stance.elsewhere)
 
 
 class _StanceByThread:
-    """Dynamo's stance where another one is asked for in some threads. It stays, and elsewhere is what was there."""
+    """Dynamo's stance while another one is asked for in some threads.
+
+    Args:
+        elsewhere: The stance in others. Also an attribute.
+    """
 
     def __init__(self, elsewhere: Any) -> None:
-        self._elsewhere = elsewhere
+        self.elsewhere = elsewhere
 
     @property
     def stance(self) -> str:
-        return "force_eager" if _here.depth else self._elsewhere.stance
+        return "force_eager" if _here.depth else self.elsewhere.stance
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._elsewhere, name)
+        return getattr(self.elsewhere, name)

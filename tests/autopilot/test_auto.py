@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -254,10 +255,10 @@ def ways_of_online_steps(monkeypatch: pytest.MonkeyPatch, budget_bytes: int) -> 
     could_replay: list[bool] = []
     new_step = GovernedStep.__init__
 
-    def noted(self: GovernedStep, step: Step) -> None:
+    def noted(self: GovernedStep, step: Step, **given: Any) -> None:
         if step.guide is None and step._copies_ahead:  # else it fits, and is only watched
             could_replay.append(step.replays)
-        new_step(self, step)
+        new_step(self, step, **given)
 
     monkeypatch.setattr(GovernedStep, "__init__", noted)
     model = a_model()

@@ -303,6 +303,12 @@ inline bool is_on_home(const Stack& stack, const c10::OperatorHandle& handle) {
 
 inline void seen(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack);
 
+// Takes an op into what tells those of a step from others.
+inline void note_op(State& state, const Operator& facts) {
+  if (std::this_thread::get_id() == state.thread) state.ops = combined(state.ops, facts.number);
+  else state.is_ordered = false;
+}
+
 // Runs an op on what has homes, while their bytes are there.
 inline void on_homes(const c10::OperatorHandle& handle, const Operator& facts, c10::DispatchKeySet keys, Stack* stack) {
   const Arguments arguments = arguments_on(*stack, handle);
@@ -351,9 +357,13 @@ inline void seen(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, St
   // Where dispatch modes are switched off, Pooch is at work, or code that no mode would see.
   const bool is_unwatched = c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::Python);
   const auto owned = is_unwatched ? nullptr : state_here();
-  if (!owned || owned->carrier == nullptr) return handle.redispatchBoxed(keys, stack);
+  if (!owned || (owned->carrier == nullptr && !owned->only_notes)) return handle.redispatchBoxed(keys, stack);
   State& state = *owned;
   const Operator& facts = operator_of(handle);
+  if (state.only_notes) {
+    if (!facts.is_view && facts.gives_tensors && !state.is_silent) note_op(state, facts);
+    return handle.redispatchBoxed(keys, stack);
+  }
   if (facts.is_view) {
     if (state.is_watchful && !state.away.is_empty() && !facts.reads_nothing) {
       const Arguments arguments = arguments_on(*stack, handle);
@@ -366,6 +376,7 @@ inline void seen(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, St
     tell(state, "unseen", facts, handle, arguments);
     return handle.redispatchBoxed(keys, stack);
   }
+  if (facts.gives_tensors) note_op(state, facts);
   const Running running(state);
   bool is_known = running.is_alone && is_expected(state, facts, handle, arguments);
   if (is_known && is_due(state, handle)) is_known = act(state) && is_expected(state, facts, handle, arguments);

@@ -18,7 +18,21 @@ struct Operator {
   bool is_view, reads_nothing, is_special, is_recordable, depends_on_call;
   bool may_write_any;  // of its arguments, without declaring it
   bool makes_views;    // of its arguments, without declaring it
+  uint64_t number;     // of its name
+  bool gives_tensors;
 };
+
+inline uint64_t combined(uint64_t hash, uint64_t more) {
+  return (hash ^ (more + 0x9e3779b97f4a7c15 + (hash << 6) + (hash >> 2))) * 0xff51afd7ed558ccd;
+}
+
+inline bool gives_tensors(const c10::FunctionSchema& schema) {
+  const auto& returned = schema.returns();
+  return std::any_of(returned.begin(), returned.end(), [](const c10::Argument& each) {
+    const auto list = each.type()->cast<c10::ListType>();
+    return (list ? list->getElementType() : each.type())->isSubtypeOf(*c10::TensorType::get());
+  });
+}
 
 // `describe(name, overload)` returns the OpOverload, masks of arguments, and flags; see `watch/__init__.py`.
 inline PyObject*& describe() {
@@ -56,7 +70,9 @@ inline const Operator& operator_of(const c10::OperatorHandle& handle) {
       raise();
     Py_INCREF(function);
     made = new Operator{name, function, written, statistics, training, is_view != 0, reads_nothing != 0, is_special != 0,
-                        is_recordable != 0, depends_on_call != 0, may_write_any != 0, makes_views != 0};
+                        is_recordable != 0, depends_on_call != 0, may_write_any != 0, makes_views != 0,
+                        combined(std::hash<std::string>()(name.name), std::hash<std::string>()(name.overload_name)),
+                        gives_tensors(*key)};
   }
   std::lock_guard guard(lock);
   (*known)[key] = made;  // one that was there before is never freed: another thread may hold it

@@ -9,6 +9,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/PyInterpreter.h>
 
+#include <thread>
 #include <unordered_set>
 
 namespace watch {
@@ -207,9 +208,13 @@ struct State {
   Sources made_here;
   StorageSet handed_out;  // whose address the program has
   std::atomic<int64_t> next_number{FIRST_NUMBER}, recording_ns{0};
+  std::atomic<uint64_t> ops{0};  // which came one after the other
+  std::thread::id thread;        // of these; those of others come in no order
   uint64_t first_node = 0, places = 0;
   double stall_ms = 0;
   std::atomic<bool> records{false}, keeps{false}, binds{false}, has_overlapped{false}, holds_in_python{false};
+  std::atomic<bool> only_notes{false};  // these, and has nothing to do with them
+  std::atomic<bool> is_ordered{true};  // whether all ops came in one thread
   std::atomic<bool> has_taken{false};  // whether Python has taken any of these, so that it may have let them leave
   Recorded recorded;
 
@@ -296,7 +301,26 @@ inline void region_dealloc(PyObject* self) {
 inline void region_end(PyObject* self) {
   State& state = state_of(self);
   state.region = nullptr;
+  state.only_notes = false;
   Reference carrier(state.carrier.exchange(nullptr));
+}
+
+inline void push(PyObject* self, State& state) {
+  state.region = self;
+  state.thread = std::this_thread::get_id();
+  regions_here().push_back(*region_of(self)->state);
+  share_with_workers(self);
+  c10::impl::tls_set_dispatch_key_included(KEY, true);
+}
+
+// Take in which ops run from here on, and do nothing else about them.
+inline PyObject* region_note_ops(PyObject* self, PyObject*) {
+  HANDLE_TH_ERRORS
+  State& state = state_of(self);
+  state.only_notes = true;
+  push(self, state);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
 }
 
 inline PyObject* region_enter(PyObject* self, PyObject* arguments) {
@@ -312,12 +336,9 @@ inline PyObject* region_enter(PyObject* self, PyObject* arguments) {
   }
   Py_INCREF(carrier);
   Reference before(state.carrier.exchange(carrier));
-  state.region = self;
   state.is_native = true;
   state.is_watchful = is_watchful != 0;
-  regions_here().push_back(*region_of(self)->state);
-  share_with_workers(self);
-  c10::impl::tls_set_dispatch_key_included(KEY, true);
+  push(self, state);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -512,6 +533,11 @@ inline PyObject* get_has_readers(PyObject* self, void*) {
   return PyBool_FromLong(!state_of(self).readers.is_empty());
 }
 
+inline PyObject* get_ops(PyObject* self, void*) {
+  const State& state = state_of(self);
+  return PyLong_FromUnsignedLongLong(state.is_ordered ? state.ops.load() : 0);
+}
+
 inline PyObject* region_take_recording_ms(PyObject* self, PyObject*) {
   return PyFloat_FromDouble(static_cast<double>(state_of(self).recording_ns.exchange(0)) / 1e6);
 }
@@ -524,6 +550,7 @@ inline PyTypeObject* region_type() {
       {"leave", region_leave, METH_NOARGS, nullptr},
       {"note_away", region_note_away, METH_VARARGS, nullptr},
       {"take_kept", region_take_kept, METH_NOARGS, nullptr},
+      {"note_ops", region_note_ops, METH_NOARGS, nullptr},
       {"take_recording_ms", region_take_recording_ms, METH_NOARGS, nullptr},
       {"take_unplanned", region_take_unplanned, METH_NOARGS, nullptr},
       {"go_unplanned", region_go_unplanned, METH_VARARGS, nullptr},
@@ -542,6 +569,7 @@ inline PyTypeObject* region_type() {
   static PyGetSetDef attributes[] = {
       {"position", get_position, set_position, nullptr, nullptr},
       {"has_readers", get_has_readers, nullptr, nullptr, nullptr},
+      {"ops", get_ops, nullptr, nullptr, nullptr},
       {"sources", get_holding<&State::sources>, nullptr, nullptr, nullptr},
       {"made", get_holding<&State::made>, nullptr, nullptr, nullptr},
       {"on_path", get_flag<&State::on_path>, set_flag<&State::on_path>, nullptr, nullptr},

@@ -14,10 +14,6 @@ inline int64_t now_ns() {
   return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
 }
 
-inline uint64_t combined(uint64_t hash, uint64_t more) {
-  return (hash ^ (more + 0x9e3779b97f4a7c15 + (hash << 6) + (hash >> 2))) * 0xff51afd7ed558ccd;
-}
-
 // Whether a tensor was there before the step, or is a view of one that was. Others may hold the step by their history.
 inline bool is_from_before(const at::Tensor& tensor, uint64_t first_node) {
   const auto node = (tensor.is_view() ? tensor._base() : at::TensorBase(tensor)).grad_fn();
@@ -26,7 +22,7 @@ inline bool is_from_before(const at::Tensor& tensor, uint64_t first_node) {
 
 // Tells an op, with all that leads to it, from others; nothing, if it reads what cannot be made again.
 inline std::optional<uint64_t> recipe_number(State& state, const Operator& facts, const Arguments& arguments) {
-  uint64_t number = combined(std::hash<std::string>()(facts.name.name), std::hash<std::string>()(facts.name.overload_name));
+  uint64_t number = facts.number;
   bool is_replayable = true;
   const auto look = [&](const at::Tensor& tensor) {
     if (!is_replayable || !tensor.defined()) return;
