@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,12 @@ class Trial:
     def least_over_bytes(self) -> int:
         """By how much all of the last steps without a plan passed the budget; 0: one held it, or none is known."""
         return max(0, min(self.online_over_bytes, default=0))
+
+    @property
+    def least_plain_ms(self) -> float:
+        """What the fastest of the last steps without a plan took beside what Pooch did in it; infinity: unknown."""
+        times = zip(self.online_ms, self.online_own_ms, strict=False)
+        return min((step_ms - own_ms for step_ms, own_ms in times if own_ms < step_ms), default=math.inf)
 
     def is_slower(self, step_ms: float) -> bool:
         """Take the time of a step on the plan, and return whether the plan has turned out to be slower than none.
@@ -159,13 +166,19 @@ class Known:
 
     def expected(self, decision: Decision, beside: Beside) -> Told | None:
         """Return what is predicted of a step that runs so, given what it takes beside its ops; None: nothing is."""
-        if decision == "plan" and self.plan is not None and self.plan.in_core_step_ms:
-            plain_ms, step_ms = self.plan.in_core_step_ms, self.predicted_step_ms + beside.moving_ms
+        if decision == "plan" and self.plan is not None:
+            recorded_ms = self.plan.in_core_step_ms
+            lost_ms = self.predicted_step_ms - recorded_ms
         elif decision == "in-core" and self.profile is not None:
-            plain_ms, step_ms = self.profile.step_ms, self.profile.step_ms + beside.moving_ms
+            recorded_ms, lost_ms = self.profile.step_ms, 0.0
         else:
             return self._expected_online(beside) if decision == "online" else None
-        return Told(plain_ms, step_ms, beside.optimizer_ms, beside.moving_ms, decision) if plain_ms > 0 else None
+        if recorded_ms <= 0:
+            return None
+        # Ops that are recorded pass through Python, which small ones take longer for than all else of a plain step.
+        plain_ms = min(recorded_ms, self.trial.least_plain_ms)
+        step_ms = plain_ms + lost_ms + beside.moving_ms
+        return Told(plain_ms, step_ms, beside.optimizer_ms, beside.moving_ms, decision)
 
     def _expected_online(self, beside: Beside) -> Told | None:
         """Return what is predicted of a step without a plan: that it takes what the last ones took.

@@ -7,6 +7,7 @@ from collections import deque
 from ..executor.owner import Effort
 
 _TRIED_STEPS = 2  # of each way
+_CLEAR = 2.0  # times as much as the other way took shows in one step
 _CHOSEN_STEPS = 50  # after which both are tried again
 
 
@@ -28,7 +29,7 @@ class OnlineWays:
             return False
         if not self._coming:
             self._is_trying, self._shares = True, {True: [], False: []}
-            self._coming.extend([True] * _TRIED_STEPS)
+            self._coming.append(True)
         return self._coming.popleft()
 
     def only_copy(self) -> None:
@@ -47,18 +48,23 @@ class OnlineWays:
         if replays and effort.recording_ms > effort.gained_ms:
             self._choose(replays=False)
         elif self._is_trying and own_ms is not None and own_ms < step_ms:
-            shares = self._shares[replays]
-            shares.append(own_ms / (step_ms - own_ms))
-            if len(shares) == _TRIED_STEPS:
-                self._tried(replays=replays, might_gain=effort.gained_ms < own_ms)
+            self._shares[replays].append(own_ms / (step_ms - own_ms))
+            if not replays:
+                self._compare()
+            elif effort.gained_ms < own_ms:
+                self._coming.append(False)
+            else:
+                self._choose(replays=True)
 
-    def _tried(self, *, replays: bool, might_gain: bool) -> None:
-        if not replays:
-            self._choose(replays=min(self._shares[True], default=0.0) <= min(self._shares[False]))
-        elif might_gain:
-            self._coming.extend([False] * _TRIED_STEPS)
+    def _compare(self) -> None:
+        if not self._shares[True]:
+            return
+        replayed, copied = min(self._shares[True]), min(self._shares[False])
+        is_clear = max(replayed, copied) > _CLEAR * min(replayed, copied)
+        if is_clear or len(self._shares[False]) == _TRIED_STEPS:
+            self._choose(replays=replayed <= copied)
         else:
-            self._choose(replays=True)
+            self._coming.append(True)
 
     def _choose(self, *, replays: bool) -> None:
         self._is_trying = False

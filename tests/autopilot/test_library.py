@@ -626,6 +626,26 @@ class _Moving(LoopTimes):
         return Beside(20.0, 40.0, 10.0) if self.is_known else Beside(20.0)
 
 
+@pytest.mark.parametrize(("share", "expected_share"), [(0.5, 0.5), (1.5, 1.0)])
+def test_where_steps_without_a_plan_are_faster_than_the_recorded_one_plans_are_compared_with_those(
+    share: float, expected_share: float
+) -> None:
+    """Recording makes small ops slower, which would make what a plan loses seem small."""
+    profile = blocks(6)
+    plan = replace(pooch.plan(profile, int(0.7 * profile.peak_bytes)), predicted_step_ms=profile.step_ms + 30)
+    known = Known(profile, "recorded", plan=plan)
+    for own_ms in (40.0, 10.0):
+        known.trial.online_ms.append(own_ms + share * profile.step_ms)
+        known.trial.online_own_ms.append(own_ms)
+    plain_ms = expected_share * profile.step_ms
+    told = known.expected("plan", Beside())
+    assert told is not None
+    assert (told.plain_ms, told.slowdown) == (plain_ms, pytest.approx(1 + 30 / plain_ms))
+    told = known.expected("in-core", Beside(moving_ms=6))
+    assert told is not None
+    assert (told.plain_ms, told.slowdown) == (plain_ms, pytest.approx(1 + 6 / plain_ms))
+
+
 def test_a_planned_step_is_compared_with_what_plain_training_takes() -> None:
     """State that was away while the step was recorded is there in plain training, and the summary counts it."""
     profile, told, away_bytes = blocks(6), list[str](), 24 * 2**20

@@ -32,18 +32,32 @@ def ways_of(
 WORTHWHILE = Effort(recording_ms=1, gained_ms=20)  # as far as copies take what is expected of them
 
 
-@pytest.mark.parametrize(("copied_ms", "is_faster"), [(10.0, True), (40.0, False)])
-def test_both_are_tried_and_the_faster_one_is_taken(copied_ms: float, is_faster: bool) -> None:
+@pytest.mark.parametrize(("copied_ms", "is_faster"), [(20.0, True), (40.0, False)])
+def test_both_are_tried_twice_and_the_faster_one_is_taken(copied_ms: float, is_faster: bool) -> None:
     found = ways_of(54, replayed_ms=30, copied_ms=copied_ms, effort=WORTHWHILE)
-    assert found[:4] == [True, True, False, False]
+    assert found[:4] == [True, False, True, False]
     assert found[4:] == [not is_faster] * 50
+
+
+@pytest.mark.parametrize(("copied_ms", "is_faster"), [(10.0, True), (70.0, False)])
+def test_one_step_of_each_is_enough_where_the_difference_is_clear(copied_ms: float, is_faster: bool) -> None:
+    found = ways_of(52, replayed_ms=30, copied_ms=copied_ms, effort=WORTHWHILE)
+    assert found == [True, False, *[not is_faster] * 50]
+
+
+def test_a_slow_first_step_does_not_decide_where_a_later_one_is_like_copies() -> None:
+    ways = OnlineWays()
+    for number, (own_ms, replays) in enumerate([(60, True), (40, False), (30, True), (40, False)]):
+        assert ways.next_replays() is replays, number
+        ways.took(WORTHWHILE if replays else Effort(), 100 + own_ms, own_ms, replays=replays)
+    assert all(ways.next_replays() for _ in range(50))
 
 
 def test_both_are_tried_again_after_a_while() -> None:
     ways = OnlineWays()
-    ways_of(54, replayed_ms=30, copied_ms=10, effort=WORTHWHILE, ways=ways)
+    ways_of(54, replayed_ms=30, copied_ms=20, effort=WORTHWHILE, ways=ways)
     found = ways_of(6, replayed_ms=30, copied_ms=50, effort=WORTHWHILE, ways=ways)
-    assert found == [True, True, False, False, True, True]
+    assert found == [True, False, True, False, True, True]
 
 
 def test_what_is_expected_to_take_much_longer_is_not_tried() -> None:
