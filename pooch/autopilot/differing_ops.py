@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 _MOST_DIFFERENT = 8  # steps of one kind whose ops differ, that are remembered
-_UNSEEN_STEPS = 3  # in a row, after which no step is expected to repeat an earlier one
+_IN_A_ROW = 3  # steps that repeat no earlier one, after which none is expected to; and that do, after which all are
 _COMPARED_STEPS = 6  # after which steps that record nothing are no longer looked at
 _MOST_LOOKED_AT = 40  # of these where sizes never come again
 _SELDOM = 8  # how many steps there are to one that is looked at, where ops differ
@@ -27,20 +27,28 @@ class DifferingOps:
 
     is_told: bool = False
     _unseen: int = 0
+    _seen: int = 0
     _compared: int = 0
     _asked: int = 0
 
     @property
     def differs(self) -> bool:
-        """Whether the last steps each had ops that no earlier step of their kind had."""
-        return self._unseen >= _UNSEEN_STEPS
+        """Whether steps each have ops that no earlier step of their kind had."""
+        return self._unseen >= _IN_A_ROW
 
     def looks(self) -> bool:
         """Whether it has to be seen which ops the step that begins has, if nothing else needs that."""
         self._asked += 1
         if self.differs:
-            return self._asked % _SELDOM == 0
+            return self._seen > 0 or self._asked % _SELDOM == 0
         return self._compared < _COMPARED_STEPS and self._asked <= _MOST_LOOKED_AT
+
+    def _compare(self, *, is_seen: bool) -> None:
+        self._seen = self._seen + 1 if is_seen else 0
+        if not is_seen:
+            self._unseen += 1
+        elif self._seen >= _IN_A_ROW or not self.differs:
+            self._unseen = 0
 
     def saw(self, before: deque[int], ops: int) -> None:
         """Compare the ops of a step with those of earlier ones.
@@ -51,6 +59,6 @@ class DifferingOps:
         """
         if before:
             self._compared += 1
-            self._unseen = 0 if ops in before else self._unseen + 1
+            self._compare(is_seen=ops in before)
         if ops not in before:
             before.append(ops)

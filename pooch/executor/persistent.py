@@ -174,6 +174,8 @@ class PersistentMemory:
 
     def _take_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
         for parameter in parameters:
+            if tensor_bytes(parameter) < self._least_bytes:
+                continue  # its gradient never leaves, and in many networks most parameters are as small
             hook = self._hooks.get(id(parameter))
             is_hooked = hook is not None and hook.hooks_dict_ref() is not None  # another one may have had this id
             if parameter.requires_grad and parameter.is_leaf and not is_hooked:

@@ -72,14 +72,14 @@ def test_where_all_differ_no_more_are_recorded_or_planned(met: Met) -> None:
     assert line == "steps like those of 1 run online: their ops differ from step to step, in equal sizes too"
 
 
-def test_as_soon_as_a_step_repeats_an_earlier_one_they_are_planned_again(met: Met) -> None:
+def test_as_soon_as_three_in_a_row_repeat_earlier_ones_they_are_planned_again(met: Met) -> None:
     met.step(1, 2)
     for ops in (3, 4, 5):
         met.step(1, ops)
     met.asked.clear()
-    met.step(1, 6)
+    for ops in (6, 4, 3, 7, 4, 5, 6):
+        assert met.step(1, ops)[1].reason == OTHER_OPS
     assert not met.asked
-    met.step(1, 4)
     assert met.step(1, 4)[1].reason != OTHER_OPS
     assert met.asked
     assert met.step(2, 1)[0] == "record"
@@ -124,6 +124,21 @@ def test_where_they_differ_one_step_in_eight_is_looked_at_for_ever() -> None:
     assert ops.differs
     assert looked_at[:4] == [0, 1, 2, 3]
     assert all(after - earlier == 8 for earlier, after in itertools.pairwise(looked_at[4:]))
+
+
+def test_where_one_repeats_an_earlier_one_the_next_are_looked_at_too() -> None:
+    ops, before = DifferingOps(), different_ops()
+    for number in range(4):
+        assert ops.looks()
+        ops.saw(before, number)
+    while not ops.looks():
+        pass
+    for _ in range(2):
+        ops.saw(before, 2)
+        assert ops.differs
+        assert ops.looks()
+    ops.saw(before, 2)
+    assert not ops.differs
 
 
 class Wandering(nn.Module):
