@@ -26,6 +26,7 @@ from ..torchtools.accelerators import has_streams
 from ..torchtools.calls import CallContext
 from ..torchtools.lost_interrupts import LOST_INTERRUPTS
 from ..torchtools.module_changes import ModuleChanges
+from ..torchtools.module_tensors import module_tensors
 from ..torchtools.ranks import will_arrange_buckets
 from ..torchtools.standing_aside import CallsEverywhere, backward_is_compiled
 from ..torchtools.tensors import find_tensors
@@ -320,7 +321,7 @@ class StepDriver:
         # PyTorch ends the process if one thread reads `parameter.grad` of a model that another one is training.
         alone = is_alone()
         models = self.governed.living if alone else self.governed.called(number)
-        parameters = [parameter for model in models for parameter in model.parameters()]
+        parameters = [parameter for model in models for parameter in module_tensors(model).parameters]
         key = step_key(number, args, kwargs, models, parameters)
         self._look_between()
         self.budget.look()

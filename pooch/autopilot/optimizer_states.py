@@ -14,6 +14,7 @@ import torch
 from ..executor.slices import MOMENTS, TEMPORARIES, known_moments
 from ..ground.errors import UsageError
 from ..ground.live_objects import live_objects
+from ..torchtools.module_tensors import parameters_of
 from ..torchtools.optimizer_slices import StepNeeds, needs_of, plain_step
 from ..torchtools.tensors import find_tensors, gradient_of, tensor_bytes
 from ..torchtools.threads import OwnThread, is_alone
@@ -258,9 +259,3 @@ def is_on(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
 def _that_step(parameters: set[int], optimizers: list[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
     groups = ((each, getattr(each, "param_groups", ())) for each in optimizers)  # another thread may be making one
     return [each for each, stepped in groups if any(id(tensor) in parameters for tensor in find_tensors(stepped))]
-
-
-def parameters_of(models: Iterable[torch.nn.Module]) -> list[torch.nn.Parameter]:
-    """Return the parameters of some models, each once."""
-    different = {id(model): model for model in models}.values()
-    return list({id(each): each for model in different for each in model.parameters()}.values())

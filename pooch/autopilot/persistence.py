@@ -26,13 +26,14 @@ from ..ground.weakly import weakly
 from ..machine.growing import GrowingBudget
 from ..machine.persistent import KINDS, Kind, Moved
 from ..torchtools.calls import compiled_part
+from ..torchtools.module_tensors import module_tensors, parameters_of
 from ..torchtools.standing_aside import CallsEverywhere
 from ..torchtools.tensors import gradient_of
 from ..torchtools.threads import is_alone
 from ..torchtools.watch import LIBRARY, unmark
 from .known import NOTHING_AWAY, Away
 from .loop_times import LoopTimes
-from .optimizer_states import OptimizerStates, is_on, is_stepping, parameters_of, stepped_by
+from .optimizer_states import OptimizerStates, is_on, is_stepping, stepped_by
 from .persistent_needs import PersistentNeeds
 from .program_data import ProgramData
 from .sliced_optimizers import SlicedOptimizers
@@ -697,8 +698,9 @@ def _are_addresses_recorded() -> bool:
 
 def tensors_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     """Yield the parameters of a model, their gradients, and its buffers."""
-    for parameter in model.parameters():
+    parameters, buffers = module_tensors(model)
+    for parameter in parameters:
         yield parameter
         if (gradient := gradient_of(parameter)) is not None:
             yield gradient
-    yield from model.buffers()
+    yield from buffers

@@ -25,8 +25,17 @@ from ..machine.persistent import Kind, PersistentPlace, PersistentValue, Persist
 from ..machine.values import Owner
 from ..torchtools.accelerators import has_streams
 from ..torchtools.function_modes import past_subclasses
+from ..torchtools.module_tensors import ModuleTensors, module_tensors
 from ..torchtools.optimizer_slices import Load, StepNeeds
-from ..torchtools.tensors import find_tensors, has_plain_storage, memory_address, storage_key, storage_of, tensor_bytes
+from ..torchtools.tensors import (
+    find_tensors,
+    gradient_of,
+    has_plain_storage,
+    memory_address,
+    storage_key,
+    storage_of,
+    tensor_bytes,
+)
 from ..torchtools.watch import LIBRARY
 from .evictor import Evictor
 from .own_work import OWN_WORK
@@ -146,9 +155,11 @@ class PersistentMemory:
 
     def adopt_model(self, model: torch.nn.Module) -> None:
         """Have the parameters, gradients and buffers of a model leave where room is needed."""
-        parameters = list(model.parameters())  # each walk over the modules takes its time in each step
-        for tensor, kind, what in _parts_of(model, parameters):
-            self._adopt(tensor, kind, what)
+        parameters, buffers = tensors = module_tensors(model)
+        gradients = [gradient_of(parameter) for parameter in parameters]
+        if not self.library.have_homes([parameters, gradients, buffers], self.device, self._least_bytes):
+            for tensor, kind, what in _parts_of(tensors):
+                self._adopt(tensor, kind, what)
         self._take_gradients(parameters)
 
     @past_subclasses
@@ -184,7 +195,7 @@ class PersistentMemory:
     def move_in(self, model: torch.nn.Module) -> None:
         """Move a model to the device, one tensor after the other, each of which may have others leave."""
         device = self._evictor.device
-        for tensor, kind, what in _parts_of(model):
+        for tensor, kind, what in _parts_of(module_tensors(model)):
             if tensor.device != device:
                 self._evictor.look(tensor.nbytes)
                 tensor.data = tensor.data.to(device)
@@ -198,7 +209,7 @@ class PersistentMemory:
     def move_out(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Move models and states of optimizers to the host, one tensor after the other, as they do not fit here."""
         for model in models:
-            for tensor, _, _ in _parts_of(model):
+            for tensor, _, _ in _parts_of(module_tensors(model)):
                 tensor.data = tensor.data.cpu()
         for optimizer in optimizers:
             move_state(optimizer)
@@ -596,18 +607,11 @@ def _before_fork() -> None:
 os.register_at_fork(before=_before_fork)
 
 
-def _parts_of(
-    model: torch.nn.Module, parameters: Iterable[torch.Tensor] | None = None
-) -> Iterator[tuple[torch.Tensor, Kind, Hashable]]:
-    """Yield what outlives the steps of a model: each tensor, its kind, and what tells it from others in each step.
-
-    Args:
-        model: The model.
-        parameters: Its parameters, where somebody has them.
-    """
-    for parameter in model.parameters() if parameters is None else parameters:
+def _parts_of(tensors: ModuleTensors) -> Iterator[tuple[torch.Tensor, Kind, Hashable]]:
+    """Yield what outlives the steps of a model: each tensor, its kind, and what tells it from others in each step."""
+    for parameter in tensors.parameters:
         yield from _parameter_and_gradient(parameter)
-    for buffer in model.buffers():
+    for buffer in tensors.buffers:
         yield buffer, "buffer", (id(buffer), "buffer")
 
 
