@@ -292,6 +292,10 @@ class PersistentValue(Value):
             self._home.give(arriving)
             self._written = self._writes
 
+    def leave_home(self) -> None:
+        """Let go of the home: what still knows of the value, such as a step that is open, is not to keep it."""
+        self._home = _NOWHERE
+
 
 class PersistentPlace:
     """Room in the tier that a value keeps, so that a copy of what has not changed is still there.
@@ -492,9 +496,10 @@ class PersistentValues:
         return list(gone.values())
 
     def clear(self) -> None:
-        """Let go of all of them, and of their homes, since their storages may get others. No cycle keeps one."""
+        """Let go of all of them, and of their homes, since their storages may get others. Nothing keeps one."""
         for value in self._values.values():
             value.place = value.spare = None
+            value.leave_home()
         self._scored = []
         self._values.clear()
         self._numbered.clear()
