@@ -293,8 +293,9 @@ class PersistentValue(Value):
             self._written = self._writes
 
     def leave_home(self) -> None:
-        """Let go of the home: what still knows of the value, such as a step that is open, is not to keep it."""
-        self._home = _NOWHERE
+        """Let go of the home, and know how it was: an open step that still knows the value is not to keep it."""
+        home, self._home = self._home, _Nowhere()
+        self._home.is_here, self._home.is_gone = home.is_here, home.is_gone
 
 
 class PersistentPlace:
