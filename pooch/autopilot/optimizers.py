@@ -16,6 +16,8 @@ from ..torchtools.tensors import find_tensors, storage_bytes
 class OptimizerWatch:
     """Tells of the state that each optimizer of the process creates in its first step after this was made.
 
+    What takes the place of state that is gone, as where a program makes its optimizer anew, is not told of.
+
     Args:
         appeared: A method that is called with the bytes, after the step. Its object is not kept alive.
     """
@@ -23,6 +25,7 @@ class OptimizerWatch:
     def __init__(self, appeared: Callable[[int], None]) -> None:
         self._appeared = weakly(appeared)
         self._before_bytes: weakref.WeakKeyDictionary[torch.optim.Optimizer, int | None] = weakref.WeakKeyDictionary()
+        self._most_bytes = 0  # of the state of all optimizers, after the first step of any
         before, after = weakly(self._before), weakly(self._after)
         self._hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
 
@@ -34,7 +37,10 @@ class OptimizerWatch:
         before_bytes = self._before_bytes.get(optimizer)
         if before_bytes is not None:
             self._before_bytes[optimizer] = None  # only its first step
-            self._appeared(_state_bytes(optimizer) - before_bytes)
+            live_bytes = sum(map(_state_bytes, list(self._before_bytes)))
+            created_bytes = min(_state_bytes(optimizer) - before_bytes, live_bytes - self._most_bytes)
+            self._most_bytes = max(self._most_bytes, live_bytes)
+            self._appeared(created_bytes)
 
     def stop(self) -> None:
         """Watch no longer."""

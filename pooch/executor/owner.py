@@ -14,7 +14,7 @@ from ..machine import Call, Level, Recipes, Value
 from ..machine.recipes import Resolve
 from ..machine.values import Place
 from ..torchtools.operators import has_undefined_bytes, operator_facts
-from ..torchtools.tensors import copied_storage
+from ..torchtools.watch import copied_storage
 from .cursor import FIRST_VALUE
 from .evictor import Evictor
 from .leaving import cause_of

@@ -14,7 +14,8 @@ from ..machine import Call, Recipes, Value
 from ..machine.recipes import Resolve
 from ..machine.values import Owner, Place
 from ..torchtools.effects import StorageMap
-from ..torchtools.tensors import copied_storage, storage_of
+from ..torchtools.tensors import storage_of
+from ..torchtools.watch import copied_storage
 from .cursor import Cursor
 from .emptied import EmptiedStorages
 from .engines.protocol import Arena

@@ -22,7 +22,6 @@ from ..torchtools.ranges import replay_range
 from ..torchtools.settings import Settings, settings_within, under_settings
 from ..torchtools.tensors import (
     Geometry,
-    copied_storage,
     find_tensors,
     has_plain_storage,
     map_tensors,
@@ -31,7 +30,7 @@ from ..torchtools.tensors import (
     storage_of,
     version_of,
 )
-from ..torchtools.watch import with_homes
+from ..torchtools.watch import copied_storage, with_homes
 
 # Returns the storage of a value of the step. The flag says that the op will write into it.
 Resolve = Callable[[int, bool], torch.UntypedStorage]

@@ -292,6 +292,11 @@ class PersistentValue(Value):
             self._home.give(arriving)
             self._written = self._writes
 
+    def leave_home(self) -> None:
+        """Let go of the home, and know how it was: an open step that still knows the value is not to keep it."""
+        home, self._home = self._home, _Nowhere()
+        self._home.is_here, self._home.is_gone = home.is_here, home.is_gone
+
 
 class PersistentPlace:
     """Room in the tier that a value keeps, so that a copy of what has not changed is still there.
@@ -492,9 +497,10 @@ class PersistentValues:
         return list(gone.values())
 
     def clear(self) -> None:
-        """Let go of all of them, and of their homes, since their storages may get others. No cycle keeps one."""
+        """Let go of all of them, and of their homes, since their storages may get others. Nothing keeps one."""
         for value in self._values.values():
             value.place = value.spare = None
+            value.leave_home()
         self._scored = []
         self._values.clear()
         self._numbered.clear()

@@ -36,11 +36,6 @@ def new_storage(size_bytes: int, device: torch.device) -> torch.UntypedStorage:
     return storage_of(torch.empty(size_bytes, dtype=torch.uint8, device=device))
 
 
-def copied_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Returns a copy of a storage, from the device's current allocator."""
-    return storage_of(bytes_of(storage).clone())
-
-
 def has_plain_storage(tensor: torch.Tensor) -> bool:
     """Returns whether the tensor has strided memory that can be copied byte by byte.
 

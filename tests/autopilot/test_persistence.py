@@ -33,6 +33,7 @@ from pooch.executor.persistent import PersistentMemory
 from pooch.ground.errors import TierError
 from pooch.ir import Profile
 from pooch.torchtools import watch
+from pooch.torchtools.tensors import storage_key
 from tests.live_before import live_before
 from tests.other_threads import another_thread
 
@@ -347,6 +348,26 @@ def test_one_budget_after_another_on_the_same_optimizer() -> None:
             for _ in range(2):
                 step(model, optimizer)
             assert memory_of(auto).values.moved.out_bytes["state"] > 0
+
+
+def test_one_budget_after_another_that_ended_between_the_passes() -> None:
+    """The step that is still open goes on knowing the parameters that it has recorded."""
+    budget = 4_000_000 + live_before()
+    model = nn.Sequential(*[each for _ in range(6) for each in (nn.Linear(256, 256), nn.GELU())])
+    optimizer, rows = adamw(model), torch.randn(768, 256)
+
+    def loss() -> torch.Tensor:
+        return model(rows).square().mean()
+
+    with pooch.auto(model, budget, optimizer, tell=lambda _: None) as auto:
+        loss().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        last = loss()
+        assert memory_of(auto).values.moved.out_bytes["parameter"] > 0
+    with pooch.auto(model, budget, optimizer, tell=lambda _: None) as auto:
+        last.backward()
+        assert memory_of(auto).values.of_all([storage_key(each) for each in model.parameters()])
 
 
 def test_an_optimizer_is_found_that_was_not_given() -> None:

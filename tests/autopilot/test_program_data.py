@@ -6,12 +6,14 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import pooch
@@ -21,6 +23,7 @@ from pooch.autopilot.requests import PlanRequests
 from pooch.executor.program_data import data_that_can_leave
 from pooch.torchtools.tensors import storage_key
 from pooch.torchtools.watch import LIBRARY
+from tests.hostile.governors import DEAR, online_only
 from tests.live_before import live_before
 from tests.other_threads import another_thread
 
@@ -440,3 +443,43 @@ def test_what_an_op_in_the_backward_pass_is_working_on_stays() -> None:
     budget_bytes = live_before() + 2 * 2**20 + PLAIN_BYTES
     training = Own()
     assert told.train(training, budget_bytes) == plain
+
+
+class _Masked(nn.Module):
+    """Computes on what needs no gradients, holds all of it, and then writes over a buffer that it has read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.norm = nn.ModuleList(nn.Linear(256, 256) for _ in range(6)), nn.BatchNorm1d(256)
+        self.register_buffer("mean", torch.ones(256))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        masked = functional.dropout(rows.relu(), 0.46)
+        held = [masked, rows * masked, masked + self.mean.exp() * 0.1]
+        beside = functional.dropout(masked, 0.43)
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = functional.gelu(self.layers[0](held[-1])).float()
+        held += [self.layers[1](hidden), (hidden * 1.5).mul_(0.5)]
+        with torch.no_grad():
+            self.mean.lerp_(hidden.mean(0).tanh(), 0.1)
+        held.append(self.norm(hidden))
+        return (held[3] * held[4]).square().mean() + beside.square().mean()
+
+
+def test_a_replay_in_the_midst_of_an_op_copies_what_has_left() -> None:
+    """Before an op writes over what recipes read, they are given up, and a replay got none of the bytes of a mask."""
+    losses = list[list[Tensor]]()
+    for share in (None, 54, 56, 58):
+        torch.manual_seed(0)
+        model = _Masked()
+        optimizer = torch.optim.AdamW(model.parameters())
+        governed = nullcontext() if share is None else pooch.auto(model, f"{share}%", optimizer, tell=lambda _: None)
+        losses.append([])
+        with online_only(DEAR), governed:
+            for _ in range(4):
+                optimizer.zero_grad(set_to_none=False)
+                loss = model(torch.randn(512, 256))
+                loss.backward()
+                optimizer.step()
+                losses[-1].append(loss.detach())
+    assert all(torch.equal(one, other) for each in losses for one, other in zip(losses[0], each, strict=True))

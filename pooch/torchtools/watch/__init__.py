@@ -25,7 +25,7 @@ from ..operators import OperatorFacts, operator_facts
 from ..outside import changed_in_place, refuse
 from ..settings import settings_now
 from ..stand_ins import Place, StandIns
-from ..tensors import memory_address
+from ..tensors import bytes_of, memory_address, storage_of
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "watch.cpp"
@@ -169,6 +169,11 @@ def with_homes(function: Callable[[], Any]) -> Any:
     """Call a function of Pooch's own that runs ops on what the program holds, the bytes of which may be away."""
     module = LIBRARY.loaded
     return function() if module is None else module.with_homes(function)
+
+
+def copied_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Return a copy of a storage, the bytes of which may be away, from the device's current allocator."""
+    return with_homes(lambda: storage_of(bytes_of(storage).clone()))  # type: ignore[no-any-return]
 
 
 def is_marked(tensor: torch.Tensor) -> bool:
