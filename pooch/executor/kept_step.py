@@ -36,9 +36,9 @@ class KeptStep(SavedTensors):
         """Return what tells what is not governed, and the counters of the step."""
         return self._silence, self.stats
 
-    def data_assigned(self, tensor: torch.Tensor) -> None:
-        """Note that the program is about to give a tensor other data."""
-        self._reassigned.note(tensor, None)
+    def data_assigned(self, tensor: torch.Tensor) -> Callable[[], None] | None:
+        """Note that the program is about to give a tensor other data, and return what is called once it has."""
+        return self._reassigned.note(tensor, None)
 
     def pack_plain(self, tensor: torch.Tensor) -> object:
         """Return what autograd holds in place of a tensor that it saves."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from ..machine import Value
 from ..torchtools import watch
 from ..torchtools.outside import changed_in_place
-from ..torchtools.tensors import Geometry, version_of
+from ..torchtools.tensors import Geometry, has_plain_storage, version_of
 
 # Address of a tensor, and the number of the node that made it.
 Identity = tuple[int, int]
@@ -188,26 +189,36 @@ class KeptTensor:
 class Reassigned:
     """Tensors of a step that the program has given other data: `tensor.data = other`.
 
-    Plain autograd holds the tensor that it has saved, and reads what its data is then.
+    Plain autograd holds the tensor that it has saved, and reads what its data is then. Here its data alone is held:
+    with its history, a tensor that no backward pass reaches would hold the step, and that the tensor, for ever.
     """
 
     def __init__(self) -> None:
-        self._tensors: dict[tuple[Identity, int | None], torch.Tensor] = {}
+        self._data: dict[Identity, torch.Tensor] = {}  # numbers of nodes come once, also where addresses come again
+        self._values: set[tuple[Identity, int | None]] = set()
 
     def __bool__(self) -> bool:
-        return bool(self._tensors)
+        return bool(self._values)
 
-    def note(self, tensor: torch.Tensor, value: int | None) -> None:
-        """Note that a tensor is about to lose its data.
+    def note(self, tensor: torch.Tensor, value: int | None) -> Callable[[], None] | None:
+        """Note that a tensor is about to lose its data, and return what is called once it has other data.
 
         Args:
             tensor: The tensor.
             value: What its storage holds, or None if that is no value of the step.
         """
         node = tensor.grad_fn
-        if node is not None:
-            # It is held, so that no other tensor gets its identity from here on.
-            self._tensors[(id(tensor), node._sequence_nr()), value] = tensor
+        if node is None:
+            return None
+        identity = id(tensor), node._sequence_nr()
+
+        def assigned() -> None:
+            hides = torch._C._len_torch_dispatch_stack() and has_plain_storage(tensor)  # from modes of the program's
+            with torch._C._DisableTorchDispatch() if hides else nullcontext():
+                self._data[identity] = tensor.detach()
+            self._values.add((identity, value))
+
+        return assigned
 
     def instead_of(self, packed: Any) -> torch.Tensor | None:
         """Return what to read in place of a tensor that autograd has saved, if it was given other data since."""
@@ -218,8 +229,9 @@ class Reassigned:
         else:
             value = packed.value.number if type(packed) in watch.HANDLES else packed.number
             identity = packed.identity
-        tensor = None if identity is None else self._tensors.get((identity, value))
-        return None if tensor is None else tensor.detach()
+        if identity is None or (identity, value) not in self._values:
+            return None
+        return self._data[identity].detach()
 
 
 def saved_identity(tensor: torch.Tensor) -> Identity | None:

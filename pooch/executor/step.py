@@ -374,11 +374,11 @@ class Step(SavedTensors):
                 return
         self._changes(self.recorder.outdated_by_address(keys, values))
 
-    def data_assigned(self, tensor: torch.Tensor) -> None:
-        """Note that the program is about to give a tensor other data."""
-        if has_plain_storage(tensor):
-            self.reassigned.note(tensor, self._value_in(tensor))
-            self.cursor.is_reassigned = bool(self.reassigned)
+    def data_assigned(self, tensor: torch.Tensor) -> Callable[[], None] | None:
+        """Note that the program is about to give a tensor other data, and return what is called once it has."""
+        assigned = self.reassigned.note(tensor, self._value_in(tensor)) if has_plain_storage(tensor) else None
+        self.cursor.is_reassigned = self.cursor.is_reassigned or assigned is not None
+        return assigned
 
     def beside(self, facts: Any, args: Any, kwargs: Any) -> None:
         """Handle an op that is about to run on another stream of the program, as FSDP's collectives and prefetchers do.

@@ -249,10 +249,11 @@ class StepTrace:
         self._forward.close()
         self.recorder.end_forward(self.living_models())
 
-    def data_assigned(self, tensor: torch.Tensor) -> None:
-        """Note that the program is about to give a tensor other data."""
-        if has_plain_storage(tensor):
-            self._step.reassigned.note(tensor, self.recorder._value_of.get(storage_key(tensor)))
+    def data_assigned(self, tensor: torch.Tensor) -> Callable[[], None] | None:
+        """Note that the program is about to give a tensor other data, and return what is called once it has."""
+        if not has_plain_storage(tensor):
+            return None
+        return self._step.reassigned.note(tensor, self.recorder._value_of.get(storage_key(tensor)))
 
     def writing_over(self, tensor: torch.Tensor) -> Callable[[], bool]:
         """Return what tells in the backward pass whether autograd holds a tensor's value for a single read.

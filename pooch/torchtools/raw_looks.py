@@ -189,16 +189,18 @@ class _Data(_Property):
     """`Tensor.data`, which the program may put other memory in place of."""
 
     def __set__(self, instance: Any, value: Any) -> None:
-        here = _HERE
+        here, assigned = _HERE, list[Callable[[], None]]()
         if here.watchers and not here.is_reporting:
             here.is_reporting = True
             try:
                 for watcher in reversed(here.watchers):
-                    if watcher.data_assigned is not None:
-                        watcher.data_assigned(instance)
+                    if watcher.data_assigned is not None and (each := watcher.data_assigned(instance)) is not None:
+                        assigned.append(each)
             finally:
                 here.is_reporting = False
         super().__set__(instance, value)
+        for each in assigned:
+            each()
 
 
 def _reads(original: Hashable) -> _Method:
@@ -268,14 +270,15 @@ class RawLooks:
     Args:
         looked: Called with the arguments of the access, and whether it hands out the address. None: only assignments
             are watched, and the methods are those of PyTorch.
-        data_assigned: Called with a tensor before `tensor.data = other`. None: assignments are not watched.
+        data_assigned: Called with a tensor before `tensor.data = other`, and returns what is called afterwards or None.
+            None in place of it: assignments are not watched.
         lasting: Keeps the stand-ins in place for the next one to watch. None: they are taken away.
     """
 
     def __init__(
         self,
         looked: Callable[[Any, bool], None] | None,
-        data_assigned: Callable[[torch.Tensor], None] | None = None,
+        data_assigned: Callable[[torch.Tensor], Callable[[], None] | None] | None = None,
         lasting: LastingUser | None = None,
     ) -> None:
         self.looked, self.data_assigned, self._lasting = looked, data_assigned, lasting
