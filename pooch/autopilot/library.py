@@ -409,7 +409,7 @@ class Library:
         key, known, answer = arrival.request.key, arrival.request.known, arrival.answer
         if answer.over_bytes > known.trial.least_over_bytes > 0:
             answer = replace(answer, plan=None)  # steps without a plan can do with less, and not even with the budget
-        if answer.minimum_bytes and known.trial.is_lost:
+        if (answer.minimum_bytes and known.trial.is_lost) or self._known.family(key).ops.differs:
             return
         is_followed = self._is_followed(known, arrival.request.job.persistent_bytes)  # also if it is made again in vain
         known.reason = known.reason if is_followed else answer.refusal
@@ -536,11 +536,11 @@ class Library:
             known: What is known of it.
             ops: What tells them; 0: nothing does.
         """
-        family = self._known.family(key).ops
+        differing = self._known.family(key).ops
         if ops:
-            family.saw(known.ops, ops)
-        if family.differs and not family.is_told:
-            family.is_told = True
+            differing.saw(known.ops, ops)
+        if differing.differs and not differing.is_told:
+            differing.is_told = True
             why = "their ops differ from step to step, in equal sizes too"
             self._say(f"steps like those of {key.text} run online: {why}")
 

@@ -14,10 +14,12 @@ import pooch
 from pooch.api.options import PlanOptions
 from pooch.autopilot.costs import HostCosts
 from pooch.autopilot.differing_ops import DifferingOps, different_ops
+from pooch.autopilot.jobs import done
 from pooch.autopilot.known import Known
 from pooch.autopilot.library import MOST_RECORDED, OTHER_OPS, Library
 from pooch.autopilot.requests import PlanRequests
 from pooch.autopilot.signature import StepKey
+from pooch.autopilot.waiting import Request
 from pooch.ir import Profile
 from pooch.machine import CopySpeed
 from pooch.torchtools import watch
@@ -32,11 +34,12 @@ def key_of(size: int) -> StepKey:
 
 
 class Met:
-    """Steps of one family, of which none is planned."""
+    """Steps of one family, of which none is planned unless that is asked for."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, plans: bool = False) -> None:
         self.asked, self.told = list[StepKey](), list[str]()
-        monkeypatch.setattr(PlanRequests, "ask", lambda _, key, *__: self.asked.append(key))
+        if not plans:
+            monkeypatch.setattr(PlanRequests, "ask", lambda _, key, *__: self.asked.append(key))
         monkeypatch.setattr(PlanRequests, "warm_up", lambda _: None)
         self.library = Library(PlanOptions(), self.told.append, HostCosts(CopySpeed("not measured")))
         self.profile: Profile = blocks(4)
@@ -70,6 +73,20 @@ def test_where_all_differ_no_more_are_recorded_or_planned(met: Met) -> None:
     assert not met.asked
     (line,) = [each for each in met.told if "ops differ" in each]
     assert line == "steps like those of 1 run online: their ops differ from step to step, in equal sizes too"
+
+
+def test_a_plan_that_comes_too_late_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[Request]()
+    monkeypatch.setattr(PlanRequests, "_put", lambda _, request: asked.append(request))
+    monkeypatch.setattr(PlanRequests, "warm_up", lambda _: None)
+    met = Met(monkeypatch, plans=True)
+    for ops in (2, 3, 4, 5):
+        met.step(1, ops)
+    (request,) = asked
+    met.library.requests.arrived(request, done(request.job))
+    decision, known = met.step(1, 6)
+    assert (decision, known.plan, known.is_pending) == ("online", None, False)
+    assert not any(each.startswith("planned") for each in met.told)
 
 
 def test_as_soon_as_three_in_a_row_repeat_earlier_ones_they_are_planned_again(met: Met) -> None:
