@@ -387,8 +387,7 @@ class StepDriver:
         self._times.step_begins()
         begin_s = time.perf_counter()
         budget_bytes = self.budget.size_bytes
-        most_bytes, rise_bytes = self.library.most_start_bytes(key, budget_bytes), self.library.rise_bytes(key)
-        self._persistence.step_begins(models, budget_bytes, given, most_bytes, rise_bytes)
+        self._persistence.step_begins(models, budget_bytes, given, self.library.most_start_bytes(key, budget_bytes))
         return (time.perf_counter() - begin_s) * 1000 if self._times.moves else 0.0
 
     def _count_again(self, given: Any) -> None:

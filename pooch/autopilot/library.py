@@ -152,13 +152,6 @@ class Library:
         rise_bytes = known.plan.predicted_peak_bytes - known.profile.persistent_bytes
         return _followed_bytes(known, budget_bytes) - rise_bytes
 
-    def rise_bytes(self, key: StepKey) -> int | None:
-        """Return by how much the peak of a step is above what is live before it, if all fits. None: that is unknown."""
-        known = self._known.look(key)
-        if known is None or known.profile is None:
-            return None
-        return known.profile.peak_bytes - known.profile.persistent_bytes
-
     def choose_again(self, kind: QuietKind) -> bool:
         """Note a further step of a kind that runs in-core, unless it has to be chosen anew.
 

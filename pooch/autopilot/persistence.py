@@ -303,7 +303,6 @@ class Persistence:
         budget_bytes: int | None,
         arguments: object = None,
         most_bytes: int | None = None,
-        rise_bytes: int | None = None,
     ) -> None:
         """Look at what a step begins with, and let it leave if there is no room for it.
 
@@ -312,8 +311,6 @@ class Persistence:
             budget_bytes: The budget, or None if it is not known yet.
             arguments: What the model is called with, in any nesting. None: no step begins.
             most_bytes: What may be live as the step begins for its plan to be followed, or None without a plan.
-            rise_bytes: By how much the step's peak would be above what is live before it if all fitted, or None: that
-                is not known.
         """
         self._unseen.clear()
         has_missed = self._has_missed or self._has_missed_between()
@@ -342,7 +339,7 @@ class Persistence:
         self.may_plan = memory.values.are_last = has_room and self._steps_with_moves < _MOST_STEPS_WITH_MOVES
         if self.may_plan and not self._is_on_trial:  # else it leaves as pressure asks for it
             if most_bytes is None:
-                memory.let_state_leave(self._needs.missing_bytes(here_bytes, budget_bytes, rise_bytes))
+                memory.let_state_leave(self._needs.missing_bytes(here_bytes, budget_bytes))
             else:
                 memory.let_state_leave(self._evictor.live.now() - most_bytes)
         memory.make_room()

@@ -173,18 +173,14 @@ class PersistentNeeds:
         needed_bytes, room_bytes = (2 + TEMPORARIES) * largest_bytes, self.room_bytes(here_bytes, budget_bytes)
         return (largest_bytes, needed_bytes, room_bytes) if needed_bytes > room_bytes else None
 
-    def missing_bytes(self, here_bytes: int, budget_bytes: int | None, rise_bytes: int | None = None) -> float:
-        """Return how much has to leave for a step to fit. Infinity if nothing is known of it, and of too few others.
+    def missing_bytes(self, here_bytes: int, budget_bytes: int | None) -> float:
+        """Return how much has to leave for a step like the last ones to fit. Infinity if there were too few of them.
 
         Args:
             here_bytes: What is here of what may leave.
             budget_bytes: The budget, or None if it is not known yet.
-            rise_bytes: By how much its peak would be above what is live before it. None: by no more than in steps
-                before.
         """
-        if budget_bytes is None or (rise_bytes is None and len(self._rises_bytes) < _SIMILAR_STEPS):
+        if budget_bytes is None or len(self._rises_bytes) < _SIMILAR_STEPS:
             return math.inf
-        if rise_bytes is None:
-            rise_bytes = max(self._rises_bytes)
         spare_bytes = (1 - SAFE_SHARE) * self.room_bytes(here_bytes, budget_bytes)  # what others have is no less then
-        return self._evictor.live.now() + rise_bytes + spare_bytes - budget_bytes
+        return self._evictor.live.now() + max(self._rises_bytes) + spare_bytes - budget_bytes

@@ -766,18 +766,6 @@ def test_state_stays_up_to_what_a_plan_leaves_room_for() -> None:
     assert library.most_start_bytes(StepKey(KEY.family, (5,)), budget_bytes) is None
 
 
-def test_how_much_a_step_takes_is_known_once_one_was_recorded() -> None:
-    library, profile = Library(PlanOptions(), lambda _: None, HostCosts(CopySpeed("not measured"))), blocks(6)
-    budget_bytes = int(1.5 * profile.peak_bytes)
-    for _ in range(2):
-        assert library.rise_bytes(KEY) is None
-        _, known = library.choose(KEY, profile.persistent_bytes, budget_bytes)
-    library.recorded(KEY, known, profile, 1)
-    rise_bytes = library.rise_bytes(KEY)
-    assert rise_bytes == profile.peak_bytes - profile.persistent_bytes
-    assert library.choose(KEY, int(PLANNED_SHARE * budget_bytes) - rise_bytes, budget_bytes)[0] == "in-core"
-
-
 def a_planned_library() -> tuple[Library, Known]:
     """A library, and what it knows of a step that was planned with state away, of which some stays."""
     told, profile = list[str](), blocks(6)
