@@ -81,8 +81,8 @@ class _PythonHooks(SavingHooks):
             self._step.evictor.hold()
 
 
-class NotedOps(Watch):
-    """Has the region of a step that copies all that leaves tell which ops it has. Python hears of none.
+class _RegionWatch(Watch):
+    """Watches the ops of a native region.
 
     Args:
         region: The region.
@@ -90,14 +90,6 @@ class NotedOps(Watch):
 
     def __init__(self, region: Any) -> None:
         self._region = region
-
-    def put(self) -> None:
-        """Begin in the calling thread."""
-        self._region.note_ops()
-
-    def take_away(self) -> None:
-        """Note ops no longer. May be repeated."""
-        self._region.leave()
 
     @property
     def is_silent(self) -> bool:
@@ -109,12 +101,24 @@ class NotedOps(Watch):
         self._region.is_silent = is_silent
 
 
-class NativeWatch(Watch):
+class NotedOps(_RegionWatch):
+    """Has the region of a step that copies all that leaves tell which ops it has. Python hears of none."""
+
+    def put(self) -> None:
+        """Begin in the calling thread."""
+        self._region.note_ops()
+
+    def take_away(self) -> None:
+        """Note ops no longer. May be repeated."""
+        self._region.leave()
+
+
+class NativeWatch(_RegionWatch):
     """Watches the ops of a region, and passes them to the step where something is to be done."""
 
     def __init__(self, step: Step) -> None:
+        super().__init__(step.cursor)
         self._step, self._own_time = step, step.evictor.own_time
-        self._region: Any = step.cursor
         self._waits = True  # whether the region may know of storages whose release is waited for
 
     def put(self) -> None:
@@ -130,15 +134,6 @@ class NativeWatch(Watch):
         self._region.leave()
         self._step.owner.effort.recording_ms += self._region.take_recording_ms()
         watch.HIGHER_ORDER.leave(self)
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the ops that come are those of a compiled function."""
-        return bool(self._region.is_silent)
-
-    @is_silent.setter
-    def is_silent(self, is_silent: bool) -> None:
-        self._region.is_silent = is_silent
 
     # What the kernel calls --------------------------------------------------------------------------------------------
 
