@@ -27,14 +27,14 @@ class Cursor:
         ops: What tells the ops of the forward pass so far from others; 0: nothing does.
     """
 
-    __slots__ = ("_numbers", "is_reassigned", "made", "needs_attention", "on_path", "position", "sources")
+    __slots__ = ("_numbers", "_saves", "is_reassigned", "made", "needs_attention", "on_path", "position", "sources")
     is_native = is_recorded = has_readers = False
     ops = 0
 
     def __init__(self) -> None:
         self.on_path, self.position = True, 0
         self.sources: dict[int, torch.UntypedStorage] = {}
-        self._numbers = itertools.count(FIRST_VALUE)
+        self._numbers, self._saves = itertools.count(FIRST_VALUE), itertools.count(1)
         self.made: dict[int, torch.UntypedStorage] = {}
         self.needs_attention = self.is_reassigned = False
 
@@ -43,6 +43,10 @@ class Cursor:
 
     def record_on(self, first_node: int, places: int) -> None:
         """Number and record ops natively, as the step has left its plan. A mode passes each op to the step anyway."""
+
+    def next_save(self) -> int:
+        """Return the position of the next save among all of this step that are numbered."""
+        return next(self._saves)
 
     def next_number(self) -> int:
         """Return the number of the next value that is not the plan's."""
@@ -82,8 +86,8 @@ class Cursor:
         """Whether a value that autograd keeps was written over. A mode tells the step."""
         return False
 
-    def take_kept(self) -> list[Any]:
-        """Return what autograd holds natively for values that are kept: nothing."""
+    def take_kept(self, least_bytes: int) -> list[Any]:
+        """Return what autograd holds natively for values of at least so many bytes that are kept: nothing."""
         return []
 
 

@@ -89,8 +89,8 @@ class Evictor(Pressure):
         run_lost()
         self.largest_need = None
         self.stand_ins.use(SAVED_OBJECTS)
-        LEEWAY.set(_OBJECTS_A_SAVE * (self._saves - self._saves_before))  # as many as in the last step
-        self._saves_before = self._saves
+        LEEWAY.set(_OBJECTS_A_SAVE * (self.saves - self._saves_before))  # as many as in the last step
+        self._saves_before = self.saves
         self.begin(stats)
         self.hold()
 

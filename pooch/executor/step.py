@@ -92,6 +92,7 @@ class Step(SavedTensors):
         self.mismatches: list[str] = []
         self.reassigned = Reassigned()
         self.on_read: Callable[[], None] | None = None
+        self._saved_before = evictor.saves
         self._in_parts: set[int] = set()  # storages that autograd holds for earlier contents as well
         self._kept: list[weakref.ref[KeptTensor]] = []
         self._written_over: set[int] = set()  # values that a plan keeps: no replay may read what is there now
@@ -300,12 +301,13 @@ class Step(SavedTensors):
             with OWN_WORK, torch._C._DisableTorchDispatch(), self.lock, self.tier.at_home():
                 guide.values.emptied.restore()
 
-    def let_kept_leave(self) -> None:
+    def let_kept_leave(self, least_bytes: int = 0) -> None:
         """Register what is held on the device, so that it can leave. The caller holds the lock.
 
-        What was written over since it was saved stays.
+        What was written over since it was saved stays, and so does what is smaller, unless replays may read it.
         """
-        kept, self._kept = [each() for each in self._kept] + self.cursor.take_kept(), []
+        least_bytes = 0 if self.replays else least_bytes
+        kept, self._kept = [each() for each in self._kept] + self.cursor.take_kept(least_bytes), []
         here = [] if self.guide is None else self.guide.values.may_leave()
         planned = [value for value in here if not value.saved_at]
         for each in kept:
@@ -316,7 +318,8 @@ class Step(SavedTensors):
             if self.values.get(storage_key(each.tensor)) == each.number:
                 while planned and planned[0].number < each.number:
                     self.evictor.save(planned.pop(0))
-                each.handle = self.hold(each.tensor, each.number, self)
+                saved_at = None if self.guide is not None else self._saved_before + each.serial
+                each.handle = self.hold(each.tensor, each.number, self, saved_at)
                 each.tensor = None
         for value in planned:
             self.evictor.save(value)
@@ -325,7 +328,7 @@ class Step(SavedTensors):
         """Register what is held once the budget fills up, so that it is copied out ahead of need from here on."""
         if self.evictor.is_filling:
             with self.lock, torch._C._DisableTorchDispatch():
-                self.let_kept_leave()
+                self.let_kept_leave(self.evictor.small_bytes)
 
     def writing_over(self, tensor: torch.Tensor) -> Callable[[], bool]:
         """Return what tells in the backward pass whether neither autograd nor a replay will read the tensor again."""
@@ -488,18 +491,20 @@ class Step(SavedTensors):
                 self._kept.append(weakref.ref(kept))
                 return kept
         with torch._C._DisableTorchDispatch():
-            handle = self.hold(tensor, number, self)
+            saved_at = None if guide is not None else self._saved_before + self.cursor.next_save()
+            handle = self.hold(tensor, number, self, saved_at)
             if not self.replays and self._copies_ahead:
                 self.evictor.write_ahead()
             return handle
 
-    def hold(self, tensor: torch.Tensor, number: int, owner: object) -> Handle:
+    def hold(self, tensor: torch.Tensor, number: int, owner: object, saved_at: int | None = None) -> Handle:
         """Return the handle for a tensor on a value that no plan moves.
 
         Args:
             tensor: The tensor that autograd saves.
             number: Number of the value in its storage.
             owner: What the handle keeps alive.
+            saved_at: Position of the save among all. None: it is the next one.
         """
         with self.lock:
             saved = self.owner.saved.get(number)
@@ -508,7 +513,7 @@ class Step(SavedTensors):
                 saved.is_shared = storage_of(tensor)._cdata in self._in_parts
                 self.owner.saved[number] = saved
                 if self._is_governed(tensor):
-                    self.evictor.save(saved)
+                    self.evictor.save(saved, saved_at)
             elif saved.storage is None:  # it left, and something made the tensor again
                 saved.storage = storage_of(tensor)
                 self.evictor.returned(saved)

@@ -112,6 +112,8 @@ class PersistentValue(Value):
         "kind", "leaves", "on_first_leave", "spare", "users",
     )  # fmt: skip
 
+    outlives_steps = True
+
     def __init__(self, number: int, home: Home, kind: Kind, owner: Owner, size_bytes: int) -> None:
         self._home: Home = _NOWHERE  # what is set below must not touch any bytes
         self.kind = kind

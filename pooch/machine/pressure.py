@@ -19,6 +19,7 @@ from .away import Away
 from .candidates import Candidates, ranked
 from .eviction import OURS, EvictionPolicy, distance, ours
 from .growing import GrowingBudget
+from .leaving_costs import LeavingCosts
 from .lock import StepLock
 from .own_time import OwnTime
 from .persistent import PersistentValues
@@ -30,18 +31,19 @@ from .values import Memory, Storage, Value
 _WRITE_AHEAD_SHARE = 0.95  # of what the step may use: from there on, what leaves next is copied beforehand
 _WRITTEN_AHEAD, _READ_AHEAD = 2, 3  # copies at a time
 _NEXT_TO_LEAVE = 16  # values among which those are that are copied beforehand
-_LOOKS_AGAIN = 8  # saves after a look that has found too little to copy
+_LOOKS_AGAIN, _LOOKS_AT_LEAST = 8, 64  # saves after a look that has found too little to copy; twice as many each time
 REACH = 64  # saves before the one that was read: what is read later than that may have to leave again
 _EVERYTHING_BYTES = 2**62
 _SPARE_SHARE = 0.02  # of what the step may use: freed at once, since looking for candidates takes time
+_SMALL_SHARE = _SPARE_SHARE / 32  # of it: copying so little takes about as long as copying nothing
 _MOST_RESORTS = 3  # that are asked for at once: what is held back may leave before anything is looked for
 
 
 class Keeper(Protocol):
     """A step, what it keeps of which is at no cost here as long as nothing has to leave."""
 
-    def let_kept_leave(self) -> None:
-        """Register what is held on the device, so that it can leave."""
+    def let_kept_leave(self, least_bytes: int = 0) -> None:
+        """Register what is held on the device, so that it can leave; what is smaller than this may stay."""
 
 
 class Pressure:
@@ -62,6 +64,7 @@ class Pressure:
         stayed_bytes: The most that had to stay then because the tier did not take it.
         stall_ms: Time that making room has taken in the current step.
         own_time: What all of Pooch's work within the step takes, waiting for copies included.
+        saves: Position of the last save so far.
         persistent: The values that outlive steps and may leave too, or None.
         last_resort: Asked where nothing more can leave; returns how many bytes it has freed, or None if it has nothing.
     """
@@ -79,17 +82,18 @@ class Pressure:
         self.budget_bytes, self.policy = budget_bytes, policy
         self.live, self.memory, self._health, self.speed, self.stats = live, memory, health, speed, stats
         self.store = Store(memory, health, speed)
+        self._costs = LeavingCosts(policy, speed, self.store)
         self.lock = StepLock(self._handle_ended)
         self._missing_bytes = self.stayed_bytes = 0
         self.stall_ms, self.own_time = 0.0, OwnTime()
         self._values: dict[Value, None] = {}  # in the order in which they were saved
-        self._saves = 0
-        self._position = 0.0  # of the backward pass: it reads what was saved before this
-        self._candidates = Candidates(self._values, self._can_leave, self._cost_ms)
+        self.saves = 0
+        self._position = 0  # of the backward pass: it reads what was saved before this
+        self._candidates = Candidates(self._values, self._can_leave, self._costs.cheapest_ms)
         self._away = Away()
         self._writing: dict[Value, None] = {}  # ahead of need
         self._reading: dict[Value, None] = {}
-        self._look_at = 0  # the number of saves from which on `write_ahead` looks again
+        self._look_at, self._looks_again = 0, _LOOKS_AGAIN  # from which save on `write_ahead` looks, and how many later
         self._start_bytes = self._most_higher_bytes = self._last_look_bytes = 0  # the last: after a look in the step
         self._keeping: weakref.WeakSet[Keeper] = weakref.WeakSet()
         self.persistent: PersistentValues | None = None
@@ -126,23 +130,20 @@ class Pressure:
 
     # What can leave ---------------------------------------------------------------------------------------------------
 
-    def saved(self, value: Value) -> None:
-        """Register a value that autograd has saved."""
-        if value.size_bytes == 0:
-            return  # there is nothing to free
-        self._values[value] = None
-        self.returned(value)
+    def save(self, value: Value, saved_at: int | None = None) -> None:
+        """Register a value that autograd saves now, or has saved at a position."""
+        value.saved_at = self.saves + 1 if saved_at is None else saved_at
+        if value.saved_at > self.saves:
+            self.saves = self._position = value.saved_at
+        if value.size_bytes:  # otherwise there is nothing to free
+            self._values[value] = None
+            self.returned(value)
 
-    def save(self, value: Value) -> None:
-        """Register a value that autograd saves now."""
-        value.saved_at = self.next_save()
-        self.saved(value)
-
-    def next_save(self) -> int:
-        """Return the position of the next save."""
-        self._saves += 1
-        self._position = self._saves
-        return self._saves
+    @property
+    def small_bytes(self) -> int:
+        """What is smaller than this is looked at once nothing else is left: for what it frees, moving it costs much."""
+        share = 0.0 if self.store.growing is not None else _SMALL_SHARE
+        return max(0, int(share * (self.budget_bytes - self._start_bytes)))
 
     def returned(self, value: Value) -> None:
         """Note that a value is there."""
@@ -172,7 +173,7 @@ class Pressure:
                 if missing_bytes <= 0:
                     return
             spare_bytes = int(_SPARE_SHARE * (self.budget_bytes - self._start_bytes))
-            freed_bytes = self._evict_cheapest(max(missing_bytes, spare_bytes))
+            freed_bytes = self._evict_cheapest(missing_bytes, spare_bytes)
             for _ in range(_MOST_RESORTS):
                 may_find = freed_bytes < missing_bytes and growing is None
                 if not may_find or (found_bytes := self.last_resort()) is None:
@@ -221,13 +222,22 @@ class Pressure:
             now = self.live.now()
         self._last_look_bytes = now
 
-    def _evict_cheapest(self, missing_bytes: int) -> int:
-        """Evict in the order of cost, what plans hold too, and return how many bytes that frees."""
-        for step in list(self._keeping):
-            step.let_kept_leave()
-        freed_bytes = 0
-        for value in self._next_to_leave():
-            freed_bytes += self._evict(value)
+    def _evict_cheapest(self, missing_bytes: int, spare_bytes: int = 0) -> int:
+        """Evict in the order of cost, what plans hold too, and return how many bytes that frees.
+
+        What is to spare is not made up of what is small.
+        """
+        freed_bytes, small_bytes = 0, self.small_bytes
+        self._look_at, self._looks_again = self.saves, _LOOKS_AGAIN  # others leave next
+        for least_bytes in (small_bytes, 0) if small_bytes else (0,):
+            for step in list(self._keeping):
+                step.let_kept_leave(least_bytes)
+            for value in self._next_to_leave():
+                if least_bytes and value.outlives_steps:
+                    break  # what is small in this step may cost less
+                freed_bytes += self._evict(value)
+                if freed_bytes >= max(missing_bytes, spare_bytes):
+                    return freed_bytes
             if freed_bytes >= missing_bytes:
                 break
         return freed_bytes
@@ -237,33 +247,17 @@ class Pressure:
         if self.policy.score is ours and self.policy.sample is None:
             saved = self._candidates.cheapest(self._position)
         else:
-            saved = ranked(self._values, self._can_leave, self._cost_ms, self.policy, self._position)
-        return saved if self.persistent is None else self.persistent.among(saved, self._cost_ms, self._score)
+            saved = ranked(self._values, self._can_leave, self._costs.cheapest_ms, self.policy, self._position)
+        return saved if self.persistent is None else self.persistent.among(saved, self._costs.cheapest_ms, self._score)
 
     def _score(self, value: Value) -> float:
-        return ours(value, self._cost_ms(value), distance(self._position, value.saved_at))
+        return ours(value, self._costs.cheapest_ms(value), distance(self._position, value.saved_at))
 
     def _can_leave(self, value: Value) -> bool:
         if value.storage is None or value.is_busy or value.changed or value.is_pinned:
             return False
         # The copy holds the storage as well: who else does shows when it has ended.
         return value in self._writing or not value.is_held_elsewhere(self.memory)
-
-    def _cost_ms(self, value: Value) -> float:
-        """Return what the cheaper way of leaving costs."""
-        return min(self._copy_ms(value), self._replay_ms(value))
-
-    def _copy_ms(self, value: Value) -> float:
-        if not self.policy.may_copy:
-            return NEVER_MS
-        ticket = value.ticket
-        is_written = value.is_copied or (ticket is not None and ticket.is_done())
-        return self.speed.leaving_ms(value.size_bytes, is_written=is_written)
-
-    def _replay_ms(self, value: Value) -> float:
-        owner, growing = value.owner(), self.store.growing
-        may_drop = self.policy.may_drop and (growing is None or growing.replays)
-        return owner.replay_ms(value.number) if owner is not None and may_drop else NEVER_MS
 
     def _evict(self, value: Value) -> int:
         """Let a value's bytes leave, and return how many are free now."""
@@ -275,7 +269,7 @@ class Pressure:
         if value.is_outdated:
             self._finish_out(value)  # and it is copied again
         if value.ticket is None and not value.is_gone:
-            gained_ms = self._copy_ms(value) - self._replay_ms(value)
+            gained_ms = self._costs.copy_ms(value) - self._costs.replay_ms(value)
             if gained_ms > 0:
                 assert owner is not None, "only its step can replay it"
                 owner.gained(gained_ms)
@@ -284,7 +278,7 @@ class Pressure:
         self._finish_out(value)
         if value.is_gone:
             return value.size_bytes  # nothing but the copy has held it
-        if not value.is_copied and self._replay_ms(value) == NEVER_MS:
+        if not value.is_copied and self._costs.replay_ms(value) == NEVER_MS:
             return 0
         return 0 if value.is_held_elsewhere(self.memory) else self._drop(value)
 
@@ -331,19 +325,20 @@ class Pressure:
                 with self.lock:
                     self._finish_out(value)
         if (
-            self._saves < self._look_at
+            self.saves < self._look_at
             or not self.is_filling
             or len(self._writing) >= _WRITTEN_AHEAD
             or not self.policy.may_copy
         ):
             return
         with self.lock:
-            self._look_at = self._saves + _LOOKS_AGAIN
+            self._look_at = self.saves + self._looks_again
+            self._looks_again = min(2 * self._looks_again, _LOOKS_AT_LEAST)
             for value in islice(self._next_to_leave(), _NEXT_TO_LEAVE):
                 if len(self._writing) >= _WRITTEN_AHEAD:
-                    self._look_at = self._saves
+                    self._look_at, self._looks_again = self.saves, _LOOKS_AGAIN
                     return
-                if value.state == "here" and self._replay_ms(value) >= self._copy_ms(value):
+                if value.state == "here" and self._costs.replay_ms(value) >= self._costs.copy_ms(value):
                     if not self._start_out(value):
                         return
                     self._writing[value] = None

@@ -234,6 +234,8 @@ class Value:
         "is_shared", "number", "owner", "place", "saved_at", "size_bytes", "storage", "ticket", "witness",
     )  # fmt: skip
 
+    outlives_steps = False
+
     def __init__(self, number: int, owner: Owner | None = None, storage: Storage | None = None) -> None:
         self.number = number
         self.owner: Callable[[], Owner | None] = _nobody if owner is None else weakref.ref(owner)

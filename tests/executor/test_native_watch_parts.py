@@ -274,12 +274,35 @@ def test_kept_tensors_are_listed_in_the_order_in_which_they_were_saved() -> None
     ended = [0, 3, 4, 17, 19]
     for place in ended:
         kept[place] = None
-    listed = saving.region.take_kept()
+    listed = saving.region.take_kept(0)
     assert [each.number for each in listed] == [number for number in range(20) if number not in ended]
     assert listed == [each for each in kept if each is not None]
-    assert saving.region.take_kept() == []
+    assert saving.region.take_kept(0) == []
     del kept, listed
-    assert saving.region.take_kept() == []
+    assert saving.region.take_kept(0) == []
+
+
+def test_kept_tensors_that_are_smaller_than_asked_for_stay_listed_and_so_do_those_that_come() -> None:
+    """Python takes what is larger from then on."""
+    saving = Saving()
+    saving.region.on_path = False
+    saving.region.go_unplanned(False, True, 0, 0)
+    sizes = [4, 64, 8, 32, 4, 4, 4]
+    kept = [saving.hooks.pack(saving.value(number, torch.rand(size))) for number, size in enumerate(sizes)]
+    kept[2] = None
+    assert [each.number for each in saving.region.take_kept(100)] == [1, 3]
+    kept[5] = None
+    kept.append(saving.hooks.pack(saving.value(7, torch.rand(24))))
+    assert saving.packed == []
+    large = torch.rand(25)
+    assert saving.hooks.pack(saving.value(8, large)) is large
+    assert saving.packed == [large]
+    assert saving.region.next_save() == 9, "those that were kept here count too"
+    kept.append(saving.hooks.pack(saving.value(9)))
+    listed = saving.region.take_kept(0)
+    assert [(each.number, each.serial) for each in listed] == [(0, 1), (4, 5), (6, 7), (7, 8), (9, 10)]
+    saving.hooks.pack(saving.value(10))
+    assert len(saving.packed) == 2, "Python has taken small ones as well"
 
 
 def test_kept_tensors_that_nobody_holds_are_taken_while_garbage_is_collected() -> None:
@@ -294,12 +317,12 @@ def test_kept_tensors_that_nobody_holds_are_taken_while_garbage_is_collected() -
     gc.set_threshold(1)
     try:
         gc.enable()
-        taken = saving.region.take_kept()
+        taken = saving.region.take_kept(0)
     finally:
         gc.set_threshold(*thresholds)
     assert len(held) == 200
     assert all(each.tensor.numel() == 4 for each in taken)
-    assert saving.region.take_kept() == []
+    assert saving.region.take_kept(0) == []
 
 
 def test_a_kept_tensor_that_is_given_up_goes() -> None:

@@ -231,9 +231,9 @@ class ModelledStep:
             value = self.saved.get(number)
             if value is None:
                 value = Value(number, self, storage)
-                value.saved_at, value.is_shared = pressure.next_save(), storage.is_in_parts
+                value.is_shared = storage.is_in_parts
                 self.saved[number] = value
-                pressure.saved(value)
+                pressure.save(value)
             elif value.storage is None:  # it left, and the program has it again
                 value.storage = storage
             value.handles += 1

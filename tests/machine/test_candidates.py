@@ -132,7 +132,7 @@ def test_costs_of_replays_are_computed_no_more_often_than_values_times_their_log
         step.run_op()
     while step.saved:
         step.read_op()
-    saved = step.pressure._saves
+    saved = step.pressure.saves
     assert step.costs <= saved * math.log2(saved)
 
 

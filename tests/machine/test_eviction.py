@@ -39,8 +39,7 @@ class Step:
         for number in costs_ms:
             size_bytes = (sizes_bytes or {}).get(number, 10)
             value = self.values[number] = Value(number, self, ModelledStorage(self.memory, size_bytes))
-            value.saved_at = self.pressure.next_save()
-            self.pressure.saved(value)
+            self.pressure.save(value)
 
     def states(self) -> dict[int, str]:
         return {number: value.state for number, value in self.values.items()}

@@ -203,6 +203,7 @@ struct State {
   std::vector<Kept*> kept;  // under the interpreter's lock
   Moves* moves = nullptr;   // those of the step, as long as it is hooked, under the same lock
   uint64_t saves = 0, packs = 0;
+  size_t least_taken_bytes = 0;  // what is smaller stays here when Python takes the others
   // Of a step without a plan.
   Unplanned unplanned;
   Sources made_here;
@@ -488,6 +489,11 @@ inline PyObject* region_record_on(PyObject* self, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
+// Returns the position of the next save among all that are numbered, here and in Python.
+inline PyObject* region_next_save(PyObject* self, PyObject*) {
+  return PyLong_FromUnsignedLongLong(++state_of(self).saves);
+}
+
 inline PyObject* region_next_number(PyObject* self, PyObject*) {
   return PyLong_FromLongLong(state_of(self).next_number++);
 }
@@ -542,20 +548,21 @@ inline PyObject* region_take_recording_ms(PyObject* self, PyObject*) {
   return PyFloat_FromDouble(static_cast<double>(state_of(self).recording_ns.exchange(0)) / 1e6);
 }
 
-PyObject* region_take_kept(PyObject* self, PyObject*);
+PyObject* region_take_kept(PyObject* self, PyObject* least);
 
 inline PyTypeObject* region_type() {
   static PyMethodDef methods[] = {
       {"enter", region_enter, METH_VARARGS, nullptr},
       {"leave", region_leave, METH_NOARGS, nullptr},
       {"note_away", region_note_away, METH_VARARGS, nullptr},
-      {"take_kept", region_take_kept, METH_NOARGS, nullptr},
+      {"take_kept", region_take_kept, METH_O, nullptr},
       {"note_ops", region_note_ops, METH_NOARGS, nullptr},
       {"take_recording_ms", region_take_recording_ms, METH_NOARGS, nullptr},
       {"take_unplanned", region_take_unplanned, METH_NOARGS, nullptr},
       {"go_unplanned", region_go_unplanned, METH_VARARGS, nullptr},
       {"record_on", region_record_on, METH_VARARGS, nullptr},
       {"next_number", region_next_number, METH_NOARGS, nullptr},
+      {"next_save", region_next_save, METH_NOARGS, nullptr},
       {"note_call", region_note_call, METH_VARARGS, nullptr},
       {"forget", region_forget, METH_O, nullptr},
       {"outdated", region_outdated, METH_O, nullptr},

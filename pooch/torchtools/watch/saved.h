@@ -30,6 +30,11 @@ inline Kept* kept_of(PyObject* self) {
   return reinterpret_cast<Kept*>(self);
 }
 
+// Whether what a tensor lies on has fewer bytes. What is given up has none.
+inline bool is_smaller(const at::Tensor& tensor, size_t bytes) {
+  return bytes != 0 && (!tensor.defined() || storage_of(tensor).nbytes() < bytes);
+}
+
 inline void unlist(Kept* kept) {
   if (kept->place == NOWHERE) return;
   auto& listed = kept->state->kept;
@@ -66,6 +71,10 @@ inline PyObject* kept_get_number(PyObject* self, void*) {
   return PyLong_FromLongLong(kept_of(self)->number);
 }
 
+inline PyObject* kept_get_serial(PyObject* self, void*) {
+  return PyLong_FromUnsignedLongLong(kept_of(self)->serial);
+}
+
 inline PyObject* kept_get_version(PyObject* self, void*) {
   return PyLong_FromLongLong(kept_of(self)->version);
 }
@@ -90,6 +99,7 @@ inline PyTypeObject* kept_type() {
       {"tensor", kept_get_tensor, kept_set_tensor, nullptr, nullptr},
       {"number", kept_get_number, nullptr, nullptr, nullptr},
       {"version", kept_get_version, nullptr, nullptr, nullptr},
+      {"serial", kept_get_serial, nullptr, nullptr, nullptr},
       {"identity", kept_get_identity, nullptr, nullptr, nullptr},
       {"handle", kept_get_handle, kept_set_handle, nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr}};
@@ -106,18 +116,24 @@ inline PyTypeObject* kept_type() {
   return type;
 }
 
-// Returns those that may leave, in the order in which they were saved, and lists them no longer.
-inline PyObject* region_take_kept(PyObject* self, PyObject*) {
-  auto& listed = state_of(self).kept;
-  std::sort(listed.begin(), listed.end(), [](const Kept* a, const Kept* b) { return a->serial < b->serial; });
+// Returns those on at least so many bytes that may leave, in the order in which they were saved, and lists them no longer.
+inline PyObject* region_take_kept(PyObject* self, PyObject* least) {
+  const auto least_bytes = PyLong_AsSize_t(least);
+  if (PyErr_Occurred()) return nullptr;
+  auto& state = state_of(self);
+  const auto stays = [&](const Kept* kept) { return is_smaller(kept->tensor, least_bytes); };
+  auto& listed = state.kept;
+  const auto first = std::partition(listed.begin(), listed.end(), stays);
+  std::sort(first, listed.end(), [](const Kept* a, const Kept* b) { return a->serial < b->serial; });
   std::vector<Reference> taken;  // held before the list is made: that may collect garbage, and they may be a part of it
-  taken.reserve(listed.size());
-  for (Kept* const kept : listed) {
-    kept->place = NOWHERE;
-    taken.push_back(Reference::to(reinterpret_cast<PyObject*>(kept)));
+  taken.reserve(listed.end() - first);
+  for (auto each = first; each != listed.end(); ++each) {
+    (*each)->place = NOWHERE;
+    taken.push_back(Reference::to(reinterpret_cast<PyObject*>(*each)));
   }
-  listed.clear();
-  state_of(self).has_taken = state_of(self).has_taken || !taken.empty();
+  listed.erase(first, listed.end());
+  for (size_t place = 0; place < listed.size(); ++place) listed[place]->place = place;
+  if (!taken.empty()) state.has_taken = true, state.least_taken_bytes = least_bytes;
   PyObject* list = PyList_New(static_cast<Py_ssize_t>(taken.size()));
   for (size_t index = 0; list != nullptr && index < taken.size(); ++index)
     PyList_SET_ITEM(list, index, taken[index].release());
@@ -270,17 +286,18 @@ inline PyObject* hooks_pack(PyObject* self, PyObject* object) {
     if (state->keeps) state->holds_in_python = true;
     return PyObject_CallMethodOneArg(hooks->hooks, pack, object);
   };
-  const bool keeps = state->keeps && !state->has_taken;
-  if (!(state->on_path || keeps) || !THPVariable_CheckExact(object)) return in_python();
+  if (!(state->on_path || state->keeps) || !THPVariable_CheckExact(object)) return in_python();
   const at::Tensor& tensor = THPVariable_Unpack(object);
   if (!is_ordinary(tensor) || tensor.is_inference()) return in_python();
+  const bool keeps = state->keeps && (!state->has_taken || is_smaller(tensor, state->least_taken_bytes));
+  if (!(state->on_path || keeps)) return in_python();
   auto number = state->values->get(storage_of(tensor).unsafeGetStorageImpl());
   if (state->on_path && number && Path::holds(state->path->moved, *number)) {
     if (hooks->moves == nullptr || !is_simply_moved(*state->path, *number)) return in_python();
     PyObject* handle = packed_to_move(hooks, *number, object);
     return handle != nullptr || PyErr_Occurred() ? handle : in_python();
   }
-  if (keeps && ++state->packs % SAVES_BETWEEN_LOOKS == 0) {
+  if (keeps && !state->has_taken && ++state->packs % SAVES_BETWEEN_LOOKS == 0) {
     Reference none(PyObject_CallMethodNoArgs(hooks->step, look));
     if (!none) return nullptr;
   }
