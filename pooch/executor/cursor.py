@@ -24,11 +24,12 @@ class Cursor:
         is_recorded: Whether the call of the op that begins was recorded natively.
         has_readers: Whether calls that were recorded natively have read anything from outside of the step.
         is_native: Whether a native watch follows the path.
+        has_kept: Whether autograd holds anything natively that `take_kept` would return.
         ops: What tells the ops of the forward pass so far from others; 0: nothing does.
     """
 
     __slots__ = ("_numbers", "_saves", "is_reassigned", "made", "needs_attention", "on_path", "position", "sources")
-    is_native = is_recorded = has_readers = False
+    is_native = is_recorded = has_readers = has_kept = False
     ops = 0
 
     def __init__(self) -> None:

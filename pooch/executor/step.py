@@ -301,10 +301,10 @@ class Step(SavedTensors):
             with OWN_WORK, torch._C._DisableTorchDispatch(), self.lock, self.tier.at_home():
                 guide.values.emptied.restore()
 
-    def let_kept_leave(self, least_bytes: int = 0) -> None:
-        """Register what is held on the device, so that it can leave. The caller holds the lock.
+    def let_kept_leave(self, least_bytes: int = 0) -> bool:
+        """Register what is held on the device, so that it can leave, and return whether what is smaller stays.
 
-        What was written over since it was saved stays, and so does what is smaller, unless replays may read it.
+        What was written over since stays too. Replays may read what is small. The caller holds the lock.
         """
         least_bytes = 0 if self.replays else least_bytes
         kept, self._kept = [each() for each in self._kept] + self.cursor.take_kept(least_bytes), []
@@ -323,6 +323,7 @@ class Step(SavedTensors):
                 each.tensor = None
         for value in planned:
             self.evictor.save(value)
+        return least_bytes > 0 and self.cursor.has_kept
 
     def look_ahead(self) -> None:
         """Register what is held once the budget fills up, so that it is copied out ahead of need from here on."""

@@ -42,8 +42,8 @@ _MOST_RESORTS = 3  # that are asked for at once: what is held back may leave bef
 class Keeper(Protocol):
     """A step, what it keeps of which is at no cost here as long as nothing has to leave."""
 
-    def let_kept_leave(self, least_bytes: int = 0) -> None:
-        """Register what is held on the device, so that it can leave; what is smaller than this may stay."""
+    def let_kept_leave(self, least_bytes: int = 0) -> bool:
+        """Register what is held on the device, so that it can leave, and return whether what is smaller stays."""
 
 
 class Pressure:
@@ -227,20 +227,19 @@ class Pressure:
 
         What is to spare is not made up of what is small.
         """
-        freed_bytes, small_bytes = 0, self.small_bytes
+        freed_bytes, least_bytes = 0, self.small_bytes
         self._look_at, self._looks_again = self.saves, _LOOKS_AGAIN  # others leave next
-        for least_bytes in (small_bytes, 0) if small_bytes else (0,):
-            for step in list(self._keeping):
-                step.let_kept_leave(least_bytes)
+        while True:
+            stays = any([step.let_kept_leave(least_bytes) for step in list(self._keeping)])
             for value in self._next_to_leave():
-                if least_bytes and value.outlives_steps:
+                if stays and value.outlives_steps:
                     break  # what is small in this step may cost less
                 freed_bytes += self._evict(value)
                 if freed_bytes >= max(missing_bytes, spare_bytes):
                     return freed_bytes
-            if freed_bytes >= missing_bytes:
-                break
-        return freed_bytes
+            if not stays or freed_bytes >= missing_bytes:
+                return freed_bytes
+            least_bytes = 0
 
     def _next_to_leave(self) -> Iterator[Value]:
         """Yield values in the order in which they leave."""

@@ -129,15 +129,15 @@ WATCHING = (
 
 SAVING = (
     Mutation("what moves is kept", "saved.h", "if (state->on_path && number && Path::holds(state->path->moved, *number)) {", "if (false) {"),
-    Mutation("what is saved off the path is kept", "saved.h", "if (!(state->on_path || keeps) || !THPVariable_CheckExact(object)) return", "if (!THPVariable_CheckExact(object)) return"),
-    Mutation("tensors of subclasses are kept", "saved.h", "if (!(state->on_path || keeps) || !THPVariable_CheckExact(object)) return", "if (!(state->on_path || keeps)) return"),
+    Mutation("what is saved off the path is kept", "saved.h", "  if (!(state->on_path || keeps)) return in_python();\n", ""),
+    Mutation("tensors of subclasses are kept", "saved.h", "if (!(state->on_path || state->keeps) || !THPVariable_CheckExact(object)) return", "if (!(state->on_path || state->keeps)) return"),
     Mutation("what is no ordinary tensor is kept", "saved.h", "if (!is_ordinary(tensor) || tensor.is_inference()) return", "if (!tensor.has_storage() || tensor.is_inference()) return"),
     Mutation("a tensor is kept with its history", "saved.h", "detached(tensor, tensor.grad_fn() != nullptr)", "tensor"),
     Mutation("a kept tensor has a version of its own", "storages.h", "shallow_copy_and_detach(implementation->version_counter(), false)", "shallow_copy_and_detach(c10::VariableVersion(tensor._version()), false)"),
     Mutation("the version of a kept tensor is not compared", "saved.h", " || static_cast<int64_t>(kept->tensor._version()) != kept->version) return in_python();", ") return in_python();"),
     Mutation("kept tensors are not listed", "saved.h", "    state->kept.push_back(kept);\n", "    kept->place = NOWHERE;\n"),
     Mutation("kept tensors are listed after their end", "saved.h", "  unlist(kept);\n  kept->state.~shared_ptr();", "  kept->state.~shared_ptr();"),
-    Mutation("kept tensors leave in any order", "saved.h", "  std::sort(listed.begin(), listed.end(), [](const Kept* a, const Kept* b) { return a->serial < b->serial; });\n", ""),
+    Mutation("kept tensors leave in any order", "saved.h", "  std::sort(first, listed.end(), [](const Kept* a, const Kept* b) { return a->serial < b->serial; });\n", ""),
     Mutation("a kept tensor stays beside its handle", "saved.h", "  const at::Tensor given_up = std::exchange(kept_of(self)->tensor, at::Tensor());\n", ""),
     Mutation("which tensor was saved is not known", "handle.h", "if (!node || node->sequence_nr() + 1 == at::sequence_number::peek()) return {};", "return {};"),
     Mutation("an op's own result is taken for any tensor", "handle.h", "if (!node || node->sequence_nr() + 1 == at::sequence_number::peek()) return {};", "if (!node) return {};"),
@@ -233,7 +233,7 @@ UNPLANNED = (
     Mutation("what stays is taken off the list by its old place", "saved.h", "listed[place]->place = place;", "static_cast<void>(place);"),
     Mutation("saves in Python are not counted", "region.h", "PyLong_FromUnsignedLongLong(++state_of(self).saves)", "PyLong_FromUnsignedLongLong(state_of(self).saves + 1)"),
     Mutation("values are kept although Python holds the others", "saved.h", "state->keeps && (!state->has_taken || is_smaller(tensor, state->least_taken_bytes));", "state->keeps;"),
-    Mutation("whether room runs out is never looked at", "saved.h", "if (keeps && ++state->packs % SAVES_BETWEEN_LOOKS == 0) {", "if (false) {"),
+    Mutation("whether room runs out is never looked at", "saved.h", "if (keeps && !state->has_taken && ++state->packs % SAVES_BETWEEN_LOOKS == 0) {", "if (false) {"),
     Mutation("what is only copied has no number", "saved.h", "if (keeps && !number && state->binds && !is_marked(tensor) && can_be_dropped(tensor)) {", "if (false) {"),
     Mutation("parameters leave", "saved.h", " && can_be_dropped(tensor)) {", ") {"),
 )  # fmt: skip

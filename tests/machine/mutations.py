@@ -108,7 +108,7 @@ STORE = (
 
 PRESSURE = (
     Mutation("no room is made", "pressure", "self.live.hold(budget_bytes, weakly(self.make_room))", "self.live.hold(budget_bytes, lambda _: None)"),
-    Mutation("half of the room is made", "pressure", "            if freed_bytes >= missing_bytes:", "            if freed_bytes >= missing_bytes // 2:"),
+    Mutation("half of the room is made", "pressure", "if freed_bytes >= max(missing_bytes, spare_bytes):", "if freed_bytes >= max(missing_bytes, spare_bytes) // 2:"),
     Mutation("values that the program writes over leave", "pressure", " or value.changed or value.is_pinned:\n", " or value.is_pinned:\n"),
     Mutation("values leave while they are read", "pressure", "value.storage is None or value.is_busy or value.changed or", "value.storage is None or value.changed or"),
     Mutation("values leave that the program holds", "values", "        return memory.is_held_elsewhere(storage)", "        return False"),

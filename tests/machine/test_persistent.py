@@ -138,7 +138,7 @@ def test_what_outlives_steps_and_what_autograd_has_saved_leave_in_one_order() ->
     scores = [
         pressure._score(value)
         if value in saved
-        else online_score(pressure._cost_ms(value), value.size_bytes, world.values._distance(value, 0))
+        else online_score(pressure._costs.cheapest_ms(value), value.size_bytes, world.values._distance(value, 0))
         for value in found
     ]
     assert scores == sorted(scores)

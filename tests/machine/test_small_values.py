@@ -38,12 +38,13 @@ class Step:
         self._kept = dict(enumerate(self.values, 1))
         self.pressure.keeps(self)
 
-    def let_kept_leave(self, least_bytes: int = 0) -> None:
+    def let_kept_leave(self, least_bytes: int = 0) -> bool:
         self.asked.append(least_bytes)
         for position, value in list(self._kept.items()):
             if value.size_bytes >= least_bytes:
                 value.place = ModelledTier(ModelledClock(LINK), None).take(value.size_bytes)
                 self.pressure.save(self._kept.pop(position), position)
+        return bool(self._kept)
 
 
 @pytest.fixture

@@ -539,6 +539,10 @@ inline PyObject* get_has_readers(PyObject* self, void*) {
   return PyBool_FromLong(!state_of(self).readers.is_empty());
 }
 
+inline PyObject* get_has_kept(PyObject* self, void*) {
+  return PyBool_FromLong(!state_of(self).kept.empty());
+}
+
 inline PyObject* get_ops(PyObject* self, void*) {
   const State& state = state_of(self);
   return PyLong_FromUnsignedLongLong(state.is_ordered ? state.ops.load() : 0);
@@ -576,6 +580,7 @@ inline PyTypeObject* region_type() {
   static PyGetSetDef attributes[] = {
       {"position", get_position, set_position, nullptr, nullptr},
       {"has_readers", get_has_readers, nullptr, nullptr, nullptr},
+      {"has_kept", get_has_kept, nullptr, nullptr, nullptr},
       {"ops", get_ops, nullptr, nullptr, nullptr},
       {"sources", get_holding<&State::sources>, nullptr, nullptr, nullptr},
       {"made", get_holding<&State::made>, nullptr, nullptr, nullptr},
