@@ -230,7 +230,7 @@ class Pressure:
         freed_bytes, least_bytes = 0, self.small_bytes
         self._look_at, self._looks_again = self.saves, _LOOKS_AGAIN  # others leave next
         while True:
-            stays = any([step.let_kept_leave(least_bytes) for step in list(self._keeping)])
+            stays = sum(step.let_kept_leave(least_bytes) for step in list(self._keeping)) > 0
             for value in self._next_to_leave():
                 if stays and value.outlives_steps:
                     break  # what is small in this step may cost less

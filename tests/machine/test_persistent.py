@@ -187,7 +187,7 @@ def test_what_has_arrived_since_the_order_was_made_leaves_as_well_and_nothing_tw
     world.pressure.set_budget(world.memory.live_bytes + 9 * SIZE)
     used([away[0], *[0, 1] * (uses // 2)])
     assert world.parameters[away[0]].is_here
-    found = [value.number for _, value in world.values._in_order(world.pressure._cost_ms)]
+    found = [value.number for _, value in world.values._in_order(world.pressure._costs.cheapest_ms)]
     assert sorted(found) == [number for number, home in enumerate(world.parameters) if home.is_here]
 
 
