@@ -42,6 +42,7 @@ from .own_work import OWN_WORK
 from .program_reads import ProgramReads
 from .rooms import Rooms
 from .slices import TEMPORARIES, Slice, loads, stepping_bytes
+from .state_ahead import StateAhead
 from .tier import StepTier
 
 _LEAST_BYTES = 4096  # of a value: moving fewer takes longer than it gains
@@ -106,6 +107,7 @@ class PersistentMemory:
         self.staying_bytes: Counter[str] = Counter()
         count_here_bytes = partial(library.here_bytes, evictor.device)
         self.values = evictor.persistent = PersistentValues(library.count_uses, count_here_bytes)
+        self._state_ahead = StateAhead(self.values, partial(self._bring_ahead, may_leave=False))
         _MEMORIES.add(self)
         self.reads = ProgramReads(self.values, self._homes, evictor.lock, self.bring_back)
         self.reads.begin()
@@ -135,6 +137,7 @@ class PersistentMemory:
         with self._evictor.lock:
             self.reads.end_calls()
             self._ahead.clear()
+            self._state_ahead.begin_step()
             if not self._has_read_in_vain:
                 self._spare_bytes //= 2
             self._has_read_in_vain = False
@@ -246,6 +249,7 @@ class PersistentMemory:
                 self._write_ahead(self._values_in([gradient]).values())
                 with torch._C._DisableTorchDispatch():
                     self._evictor.look(2 * tensor_bytes(gradient))
+                    self._bring_state_ahead()
 
     def _adopt(self, tensor: torch.Tensor, kind: Kind, what: Hashable, others: Sequence[torch.Tensor] = ()) -> None:
         """Have a tensor leave where room is needed, unless something stands in the way, such as further tensors on it.
@@ -346,12 +350,22 @@ class PersistentMemory:
         next_values = islice(self.values.used_next(_USES_AHEAD), max(0, _COPIES_AHEAD - under_way))
         self._ahead.update((value, value.last_use) for value in self._bring_ahead(next_values))
 
-    def _bring_ahead(self, values: Iterable[PersistentValue], beside_bytes: int = 0) -> list[PersistentValue]:
+    def _bring_state_ahead(self) -> None:
+        """Start to bring back what the next step of an optimizer uses."""
+        with self._tier.at_home():
+            in_vain_bytes = self._state_ahead.go_on()
+        if in_vain_bytes:
+            self._spare_bytes, self._has_read_in_vain = self._spare_bytes + in_vain_bytes, True
+
+    def _bring_ahead(
+        self, values: Iterable[PersistentValue], beside_bytes: int = 0, *, may_leave: bool = True
+    ) -> list[PersistentValue]:
         """Start to bring values back that are away, until there is no room, and return them.
 
         Args:
             values: The values.
             beside_bytes: How much has to stay free. As much as the value in any case.
+            may_leave: Whether what is used much later may leave for them.
         """
         begun: list[PersistentValue] = []
         live = self._evictor.live
@@ -359,7 +373,10 @@ class PersistentMemory:
         for value in values:
             needed_bytes = value.size_bytes + max(value.size_bytes, beside_bytes)
             missing_bytes = live.recent() + needed_bytes + self._spare_bytes - budget_bytes
-            if missing_bytes > 0 and not self._leave_ahead(missing_bytes, self.values.distance(value)):
+            makes_room = may_leave and missing_bytes > 0
+            if makes_room and self._leave_ahead(missing_bytes, self.values.distance(value)):
+                missing_bytes = 0
+            if missing_bytes > 0:
                 break
             self._evictor.store.start_in(value, self._evictor.stats)
             begun.append(value)
