@@ -59,6 +59,8 @@ _RUNS_OTHERS = {
     "aten::_transformer_encoder_layer_fwd": "aten::_transformer_encoder_layer_fwd",
     "aten::_trilinear": "aten::bilinear",
     "aten::linalg_pinv": "aten::linalg_pinv",
+    "aten::affine_grid_generator": "aten::affine_grid_generator",
+    "aten::_sparse_addmm": "aten::_sparse_addmm",
 }
 # Other views check their extent against the storage, which is empty while its bytes are off the device.
 _READ_NOTHING = {"aten::detach", "aten::alias"}

@@ -193,14 +193,18 @@ class _Data(_Property):
         if here.watchers and not here.is_reporting:
             here.is_reporting = True
             try:
-                for watcher in reversed(here.watchers):
-                    if watcher.data_assigned is not None and (each := watcher.data_assigned(instance)) is not None:
-                        assigned.append(each)
+                # A class of the program's would be called for what is asked here. Parameters of lazy modules refuse it.
+                with torch._C.DisableTorchFunction():
+                    for watcher in reversed(here.watchers):
+                        if watcher.data_assigned is not None and (each := watcher.data_assigned(instance)) is not None:
+                            assigned.append(each)
             finally:
                 here.is_reporting = False
         super().__set__(instance, value)
-        for each in assigned:
-            each()
+        if assigned:
+            with torch._C.DisableTorchFunction():
+                for each in assigned:
+                    each()
 
 
 def _reads(original: Hashable) -> _Method:

@@ -484,6 +484,25 @@ def test_a_lazy_model_is_refused_before_its_first_call_and_taken_after_it() -> N
     pooch.auto(model, "1GiB", quiet=True).remove()
 
 
+@pytest.mark.parametrize("budget", [ENOUGH_BYTES, 1], ids=["with room", "without"])
+def test_a_lazy_head_finds_out_its_shapes_within_a_step(budget: int) -> None:
+    def train(model: nn.Module) -> dict[str, Tensor]:
+        torch.manual_seed(3)
+        model.zero_grad()
+        for step in range(4):
+            hidden = model(rows(ROWS))
+            if step % 2 == 0:
+                head = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d())
+            head(hidden.flatten(1)).sin().sum().backward()
+        parts = nn.ModuleList([model, head])
+        return {name: p.grad.clone() for name, p in parts.named_parameters() if p.grad is not None}
+
+    model = a_model()
+    plain = train(model)
+    with under(model, budget):
+        assert_same(plain, train(model))
+
+
 def test_a_second_budget_is_refused() -> None:
     with under(a_model()), pytest.raises(UsageError, match="a budget is held on cpu already"):
         Auto([a_model()], 10**6)

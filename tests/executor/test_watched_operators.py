@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -148,3 +148,24 @@ def test_operators_that_ask_for_modes_or_run_others(is_cast: bool) -> None:
         count, other = compared(ASKING, torch.float32, samples=8)
     assert not other
     assert count > 100
+
+
+@pytest.mark.usefixtures("watched_by")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.nn.functional.affine_grid(x.view(2, 2, 3), [2, 3, 4, 4], align_corners=False),
+        lambda x: torch.nn.functional.affine_grid(x.view(1, 3, 4), [1, 3, 4, 4, 4], align_corners=False),
+        lambda x: torch.sparse.mm(torch.eye(3).to_sparse(), x.view(3, 4)),
+        lambda x: torch.eye(3).to_sparse() @ x.view(3, 4),
+    ],
+    ids=["affine_grid", "affine_grid in 3D", "sparse.mm", "a sparse matrix before @"],
+)
+def test_operators_without_samples_that_run_what_autocast_casts(call: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(12)
+    with holding() as evictor, torch.autocast("cpu", torch.bfloat16):
+        plain = in_bits([call(x)])
+        evictor.begin_step(RunStats())
+        with following(Step(evictor)):
+            watched = in_bits([call(x)])
+    assert watched == plain

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from pooch.torchtools.raw_looks import RawLooks
 from pooch.torchtools.stand_ins import LastingUser
+from pooch.torchtools.tensors import storage_of
 
 pytestmark = pytest.mark.cpu
 
@@ -143,6 +144,24 @@ def test_data_that_is_assigned_is_reported_while_the_old_is_there() -> None:
     assert before == [0.0]
     assert tensor.sum().item() == 3.0
     assert "data" not in vars(Tensor)
+
+
+def test_what_is_asked_as_data_is_assigned_calls_nothing_of_the_program() -> None:
+    """A parameter without a shape yet refuses all that it may be asked, also within a subclass of the program's."""
+    own, lazy = torch.zeros(3).as_subclass(Sub), torch.nn.LazyLinear(4).weight
+    keys = list[int]()
+
+    def note(tensor: Tensor) -> Callable[[], None]:
+        keys.append(storage_of(tensor)._cdata)
+        return lambda: keys.append(storage_of(tensor)._cdata)
+
+    Sub.calls.clear()
+    with RawLooks(None, note):
+        own.data = torch.ones(3)
+        lazy.materialize((4, 3))  # type: ignore[no-untyped-call]
+        lazy.data = torch.ones(4, 3)
+    assert [name for _, name, *_ in Sub.calls] == ["__set__"]
+    assert len(keys) == 6
 
 
 class Recording(TorchFunctionMode):
