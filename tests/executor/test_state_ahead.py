@@ -59,6 +59,12 @@ class Training:
         found = [self.kept.value(state[name]) for state in self.states() for name in ("exp_avg", "exp_avg_sq")]
         return sorted(found, key=lambda value: self.values._states.index(value.number))
 
+    def copy_out(self, tensor: Tensor) -> None:
+        """Have the tier have a copy as well."""
+        evictor, value = self.kept.evictor, self.kept.value(tensor)
+        evictor.store.start_out(value, value.place, evictor.stats)
+        evictor.store.finish_out(value, evictor.stats)
+
     def arrive(self) -> None:
         """Wait for all that is on its way."""
         for value in self.moments():
@@ -108,7 +114,9 @@ def test_nothing_comes_back_for_which_there_is_no_room(training: Training, monke
     with monkeypatch.context() as patch:
         patch.setattr(StateAhead, "go_on", lambda _: 0)
         _backward(training.model)
-    evictor = training.kept.evictor
+    evictor, unused = training.kept.evictor, torch.zeros(SIZE, SIZE)
+    training.kept.add(unused)
+    training.copy_out(unused)
     with monkeypatch.context() as patch:
         patch.setattr(evictor, "budget_bytes", evictor.live.now() + MOMENT_BYTES)
         training.memory._bring_state_ahead()
@@ -129,6 +137,8 @@ def test_what_came_last_leaves_before_anything_else_and_comes_again(training: Tr
     evictor, spare_bytes = training.kept.evictor, training.memory._spare_bytes
     come = [value for value in training.moments() if not value.is_away]
     assert len(come) > 2
+    for parameter in training.model.parameters():  # the tier has them as well, and the last one is used later
+        training.copy_out(parameter)
     evictor.set_budget(evictor.live.now())
     evictor.make_room(MOMENT_BYTES)
     assert [value for value in come if value.is_away] == [come[-1]]
