@@ -22,6 +22,7 @@ import torch
 from ..ground.errors import TierError, UsageError
 from ..ground.weakly import weakly
 from ..machine.persistent import Kind, PersistentPlace, PersistentValue, PersistentValues
+from ..machine.state_ahead import StateAhead
 from ..machine.values import Owner
 from ..torchtools.accelerators import has_streams
 from ..torchtools.function_modes import past_subclasses
@@ -42,7 +43,6 @@ from .own_work import OWN_WORK
 from .program_reads import ProgramReads
 from .rooms import Rooms
 from .slices import TEMPORARIES, Slice, loads, stepping_bytes
-from .state_ahead import StateAhead
 from .tier import StepTier
 
 _LEAST_BYTES = 4096  # of a value: moving fewer takes longer than it gains

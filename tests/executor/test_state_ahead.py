@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pooch.executor.state_ahead import StateAhead
 from pooch.machine.persistent import PersistentValue
+from pooch.machine.state_ahead import StateAhead
 from pooch.torchtools import watch
 from tests.executor.homes import Kept, same
 from tests.executor.online.support import holding

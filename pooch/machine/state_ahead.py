@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-from ..machine.persistent import PersistentValue, PersistentValues
+from .persistent import PersistentValue, PersistentValues
 
 _COPIES_AHEAD = 4
 
