@@ -509,7 +509,7 @@ class PersistentValues:
         for value in self._values.values():
             value.place = value.spare = None
             value.leave_home()
-        self._scored = []
+        self._scored, self._states, self._unused = [], [], []
         self._values.clear()
         self._numbered.clear()
 
@@ -552,21 +552,26 @@ class PersistentValues:
     def comes_ahead(self, values: Iterable[PersistentValue]) -> None:
         """Note which state comes back ahead of its use, in the order of that.
 
-        Until it is used, it leaves before anything else does: that takes nothing but another copy back.
+        Until an optimizer begins to use it, it leaves before anything else does: that takes nothing but another copy
+        back. From then on, what was used is a better choice.
         """
         self._unused += [(value, value.last_use) for value in values]
 
     def has_lost_state(self) -> int:
         """Return the bytes of what came last of this and has left again, or 0. It is yielded again from then on."""
-        if not self._unused or not self._unused[-1][0].is_away:
+        if not self._are_unused or not self._unused[-1][0].is_away:
             return 0
         lost_bytes = self._unused[-1][0].size_bytes
         self._first_state, self._unused = 0, [each for each in self._unused if not each[0].is_away]
         return lost_bytes
 
+    @property
+    def _are_unused(self) -> bool:
+        return bool(self._unused) and self._unused[0][0].last_use == self._unused[0][1]
+
     def _unused_first(self) -> Iterator[tuple[float, PersistentValue]]:
-        for value, last_use in reversed(self._unused):  # what is used last leaves first
-            if value.last_use == last_use and value.can_leave:
+        for value, _ in reversed(self._unused if self._are_unused else []):  # what is used last leaves first
+            if value.can_leave:
                 yield 0.0, value
 
     def farthest(self) -> list[PersistentValue]:

@@ -31,7 +31,7 @@ from .values import Memory, Storage, Value
 _WRITE_AHEAD_SHARE = 0.95  # of what the step may use: from there on, what leaves next is copied beforehand
 _WRITTEN_AHEAD, _READ_AHEAD = 2, 3  # copies at a time
 _NEXT_TO_LEAVE = 16  # values among which those are that are copied beforehand
-_LOOKS_AGAIN, _LOOKS_AT_LEAST = 8, 64  # saves after a look that has found too little to copy; twice as many each time
+_LOOKS_AGAIN, _LOOKS_LATEST = 8, 64  # saves after a look that has found too little to copy; twice as many each time
 REACH = 64  # saves before the one that was read: what is read later than that may have to leave again
 _EVERYTHING_BYTES = 2**62
 _SPARE_SHARE = 0.02  # of what the step may use: freed at once, since looking for candidates takes time
@@ -332,7 +332,7 @@ class Pressure:
             return
         with self.lock:
             self._look_at = self.saves + self._looks_again
-            self._looks_again = min(2 * self._looks_again, _LOOKS_AT_LEAST)
+            self._looks_again = min(2 * self._looks_again, _LOOKS_LATEST)
             for value in islice(self._next_to_leave(), _NEXT_TO_LEAVE):
                 if len(self._writing) >= _WRITTEN_AHEAD:
                     self._look_at, self._looks_again = self.saves, _LOOKS_AGAIN
