@@ -107,6 +107,7 @@ class PersistentMemory:
         self.staying_bytes: Counter[str] = Counter()
         count_here_bytes = partial(library.here_bytes, evictor.device)
         self.values = evictor.persistent = PersistentValues(library.count_uses, count_here_bytes)
+        self._own_peak_bytes = 0  # of the running step, up to the last gradient
         self._state_ahead = StateAhead(self.values, partial(self._bring_ahead, may_leave=False))
         _MEMORIES.add(self)
         self.reads = ProgramReads(self.values, self._homes, evictor.lock, self.bring_back)
@@ -138,6 +139,7 @@ class PersistentMemory:
             self.reads.end_calls()
             self._ahead.clear()
             self._state_ahead.begin_step()
+            self._own_peak_bytes = 0
             if not self._has_read_in_vain:
                 self._spare_bytes //= 2
             self._has_read_in_vain = False
@@ -220,6 +222,14 @@ class PersistentMemory:
     def bring_data_back(self) -> None:
         """Have what the program holds be there: a process that is about to be forked may read it, to load data."""
         self.bring_back(value for value in self.values if value.kind == "data" and not value.is_here)
+
+    def own_peak_bytes(self, peak_bytes: int) -> int:
+        """Return what the peak of the running step would be without state that comes back where there is room.
+
+        Args:
+            peak_bytes: The peak.
+        """
+        return max(self._own_peak_bytes, peak_bytes - self._state_ahead.here_bytes)
 
     @property
     def fits(self) -> bool:
@@ -352,6 +362,7 @@ class PersistentMemory:
 
     def _bring_state_ahead(self) -> None:
         """Start to bring back what the next step of an optimizer uses."""
+        self._own_peak_bytes = self.own_peak_bytes(self._evictor.live.peak())
         with self._tier.at_home():
             in_vain_bytes = self._state_ahead.go_on()
         if in_vain_bytes:
@@ -439,7 +450,8 @@ class PersistentMemory:
                 needs = None  # nobody is asked for more room if it takes more than small parameters have shown
             largest_bytes = max([parameter.nbytes for parameters in slices for parameter in parameters], default=0)
             self._temporary_bytes = int((TEMPORARIES if needs is None else needs.alone) * largest_bytes)
-            free_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes - self._evictor.live.now()
+            others_bytes = self._evictor.live.now() - self.values.unused_bytes()  # what came ahead is of the slices
+            free_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes - others_bytes
             return loads(optimizer, slices, self._values_in, needs, free_bytes, self._slice_bytes)
 
     @past_subclasses

@@ -565,6 +565,10 @@ class PersistentValues:
         self._first_state, self._unused = 0, [each for each in self._unused if not each[0].is_away]
         return lost_bytes
 
+    def unused_bytes(self) -> int:
+        """The bytes of what has come back ahead of its use, and not left again."""
+        return sum(value.size_bytes for value, _ in self._unused if not value.is_away)
+
     @property
     def _are_unused(self) -> bool:
         return bool(self._unused) and self._unused[0][0].last_use == self._unused[0][1]

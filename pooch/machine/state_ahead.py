@@ -20,6 +20,9 @@ class StateAhead:
     Args:
         values: What outlives steps.
         bring: Starts to bring values back until there is no room, and returns those that come.
+
+    Attributes:
+        here_bytes: Of what has come in this step and was there when this last went on.
     """
 
     def __init__(
@@ -27,18 +30,22 @@ class StateAhead:
     ) -> None:
         self._values, self._bring = values, bring
         self._coming: list[PersistentValue] = []
+        self.here_bytes = 0
 
     def begin_step(self) -> None:
         """Note that a step begins."""
-        self._coming = []
+        self._coming, self.here_bytes = [], 0
 
     def go_on(self) -> int:
         """Begin further copies, and return the bytes of what has come and left again before it was used."""
         lost_bytes = self._values.has_lost_state()
-        if not lost_bytes:
+        if lost_bytes:
+            self.here_bytes = self._values.unused_bytes()
+        else:
             self._coming = [each for each in self._coming if each.ticket is not None and not each.ticket.is_done()]
             count = max(0, _COPIES_AHEAD - len(self._coming))
             begun = self._bring(islice(self._values.coming_state(), count))
             self._values.comes_ahead(begun)
             self._coming += begun
+            self.here_bytes += sum([value.size_bytes for value in begun])
         return lost_bytes
