@@ -668,15 +668,14 @@ class StepDriver:
         running.is_ending = True  # an interrupt leaves it here, and it is ended before the next step begins
         earlier_bytes = max(running.earlier_peak_bytes, self.budget.earlier_peak_bytes)
         step_ms, peak_bytes = running.elapsed_ms, max(self._live.peak(), earlier_bytes)
-        rise_bytes = self._persistence.own_peak_bytes(peak_bytes) - running.start_bytes
         if running.kind is not None:
-            running.kind.seen(rise_bytes)
+            running.kind.seen(peak_bytes - running.start_bytes)
             self._native.forget()  # what it knew of the kind
         try:
             running.close_backward()
             running.close_forward()
             has_no_plan_yet = running.decision != "plan" and running.known.may_be_planned
-            self._persistence.step_ends(rise_bytes, may_still_be_planned=has_no_plan_yet)
+            self._persistence.step_ends(peak_bytes - running.start_bytes, may_still_be_planned=has_no_plan_yet)
             profile = running.step.end(is_complete and running.is_whole)
         except Exception:
             self._running = self._claimed = None

@@ -516,10 +516,6 @@ class Persistence:
             self._is_refused or health.fault is not None or health.known is not None or _are_addresses_recorded()
         )
 
-    def own_peak_bytes(self, peak_bytes: int) -> int:
-        """Return what the peak of a step would have been without state that came back where there was room."""
-        return peak_bytes if self.memory is None else self.memory.own_peak_bytes(peak_bytes)
-
     def step_ends(self, rise_bytes: int, *, may_still_be_planned: bool = False) -> None:
         """Note that a step ends, in which nothing had to leave if it can be planned.
 

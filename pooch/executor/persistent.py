@@ -22,7 +22,6 @@ import torch
 from ..ground.errors import TierError, UsageError
 from ..ground.weakly import weakly
 from ..machine.persistent import Kind, PersistentPlace, PersistentValue, PersistentValues
-from ..machine.state_ahead import StateAhead
 from ..machine.values import Owner
 from ..torchtools.accelerators import has_streams
 from ..torchtools.function_modes import past_subclasses
@@ -107,8 +106,6 @@ class PersistentMemory:
         self.staying_bytes: Counter[str] = Counter()
         count_here_bytes = partial(library.here_bytes, evictor.device)
         self.values = evictor.persistent = PersistentValues(library.count_uses, count_here_bytes)
-        self._own_peak_bytes = 0  # of the running step, up to the last gradient
-        self._state_ahead = StateAhead(self.values, partial(self._bring_ahead, may_leave=False))
         _MEMORIES.add(self)
         self.reads = ProgramReads(self.values, self._homes, evictor.lock, self.bring_back)
         self.reads.begin()
@@ -138,8 +135,6 @@ class PersistentMemory:
         with self._evictor.lock:
             self.reads.end_calls()
             self._ahead.clear()
-            self._state_ahead.begin_step()
-            self._own_peak_bytes = 0
             if not self._has_read_in_vain:
                 self._spare_bytes //= 2
             self._has_read_in_vain = False
@@ -223,14 +218,6 @@ class PersistentMemory:
         """Have what the program holds be there: a process that is about to be forked may read it, to load data."""
         self.bring_back(value for value in self.values if value.kind == "data" and not value.is_here)
 
-    def own_peak_bytes(self, peak_bytes: int) -> int:
-        """Return what the peak of the running step would be without state that comes back where there is room.
-
-        Args:
-            peak_bytes: The peak.
-        """
-        return max(self._own_peak_bytes, peak_bytes - self._state_ahead.here_bytes)
-
     @property
     def fits(self) -> bool:
         """Whether everything has room on the device at once."""
@@ -259,7 +246,6 @@ class PersistentMemory:
                 self._write_ahead(self._values_in([gradient]).values())
                 with torch._C._DisableTorchDispatch():
                     self._evictor.look(2 * tensor_bytes(gradient))
-                    self._bring_state_ahead()
 
     def _adopt(self, tensor: torch.Tensor, kind: Kind, what: Hashable, others: Sequence[torch.Tensor] = ()) -> None:
         """Have a tensor leave where room is needed, unless something stands in the way, such as further tensors on it.
@@ -360,23 +346,12 @@ class PersistentMemory:
         next_values = islice(self.values.used_next(_USES_AHEAD), max(0, _COPIES_AHEAD - under_way))
         self._ahead.update((value, value.last_use) for value in self._bring_ahead(next_values))
 
-    def _bring_state_ahead(self) -> None:
-        """Start to bring back what the next step of an optimizer uses."""
-        self._own_peak_bytes = self.own_peak_bytes(self._evictor.live.peak())
-        with self._tier.at_home():
-            in_vain_bytes = self._state_ahead.go_on()
-        if in_vain_bytes:
-            self._spare_bytes, self._has_read_in_vain = self._spare_bytes + in_vain_bytes, True
-
-    def _bring_ahead(
-        self, values: Iterable[PersistentValue], beside_bytes: int = 0, *, may_leave: bool = True
-    ) -> list[PersistentValue]:
+    def _bring_ahead(self, values: Iterable[PersistentValue], beside_bytes: int = 0) -> list[PersistentValue]:
         """Start to bring values back that are away, until there is no room, and return them.
 
         Args:
             values: The values.
             beside_bytes: How much has to stay free. As much as the value in any case.
-            may_leave: Whether what is used much later may leave for them.
         """
         begun: list[PersistentValue] = []
         live = self._evictor.live
@@ -384,10 +359,7 @@ class PersistentMemory:
         for value in values:
             needed_bytes = value.size_bytes + max(value.size_bytes, beside_bytes)
             missing_bytes = live.recent() + needed_bytes + self._spare_bytes - budget_bytes
-            makes_room = may_leave and missing_bytes > 0
-            if makes_room and self._leave_ahead(missing_bytes, self.values.distance(value)):
-                missing_bytes = 0
-            if missing_bytes > 0:
+            if missing_bytes > 0 and not self._leave_ahead(missing_bytes, self.values.distance(value)):
                 break
             self._evictor.store.start_in(value, self._evictor.stats)
             begun.append(value)
@@ -450,8 +422,7 @@ class PersistentMemory:
                 needs = None  # nobody is asked for more room if it takes more than small parameters have shown
             largest_bytes = max([parameter.nbytes for parameters in slices for parameter in parameters], default=0)
             self._temporary_bytes = int((TEMPORARIES if needs is None else needs.alone) * largest_bytes)
-            others_bytes = self._evictor.live.now() - self.values.unused_bytes()  # what came ahead is of the slices
-            free_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes - others_bytes
+            free_bytes = self._evictor.budget_bytes - self._evictor.unasked_bytes - self._evictor.live.now()
             return loads(optimizer, slices, self._values_in, needs, free_bytes, self._slice_bytes)
 
     @past_subclasses

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from operator import itemgetter
@@ -450,9 +450,6 @@ class PersistentValues:
         self._count_uses, self._count_here_bytes, self._uses = count_uses, count_here_bytes, Uses()
         self._scored: list[tuple[float, PersistentValue]] = []  # those that could leave at `_scored_at`, in order
         self._scored_at = self._first = 0  # the latter: the place of the first that has not left since
-        self._states: list[int] = []  # the numbers of the state of optimizers, in the order in which a step uses it
-        self._first_state = 0  # among these: those before it have come back in this step
-        self._unused: list[tuple[PersistentValue, int]] = []  # state that came ahead, with its last use before that
         self.moved = Moved()
         self.are_last, self.held_back = False, frozenset[Kind]()
 
@@ -489,9 +486,6 @@ class PersistentValues:
         order = [value.number for value in map(self._values.get, used) if value is not None]
         if order:
             self._uses = Uses(order)
-            known = {number: self._numbered.get(number) for number in dict.fromkeys(order)}
-            self._states = [number for number, each in known.items() if each is not None and each.kind == "state"]
-        self._first_state, self._unused = 0, []
         self._scored = []
         for value in self._values.values():
             value.close()
@@ -509,7 +503,7 @@ class PersistentValues:
         for value in self._values.values():
             value.place = value.spare = None
             value.leave_home()
-        self._scored, self._states, self._unused = [], [], []
+        self._scored = []
         self._values.clear()
         self._numbered.clear()
 
@@ -540,43 +534,6 @@ class PersistentValues:
             value = self._numbered.get(number)
             if value is not None and value.is_away and not (is_in_next_step and value.kind == "state"):
                 yield value
-
-    def coming_state(self) -> Iterator[PersistentValue]:
-        """Yield the state of optimizers that is away and will be used in this step, the nearest first."""
-        while self._first_state < len(self._states):
-            value = self._numbered.get(self._states[self._first_state])
-            if value is not None and value.is_away:
-                yield value
-            self._first_state += 1
-
-    def comes_ahead(self, values: Iterable[PersistentValue]) -> None:
-        """Note which state comes back ahead of its use, in the order of that.
-
-        Until an optimizer begins to use it, it leaves before anything else does: that takes nothing but another copy
-        back. From then on, what was used is a better choice.
-        """
-        self._unused += [(value, value.last_use) for value in values]
-
-    def has_lost_state(self) -> int:
-        """Return the bytes of what came last of this and has left again, or 0. It is yielded again from then on."""
-        if not self._are_unused or not self._unused[-1][0].is_away:
-            return 0
-        lost_bytes = self._unused[-1][0].size_bytes
-        self._first_state, self._unused = 0, [each for each in self._unused if not each[0].is_away]
-        return lost_bytes
-
-    def unused_bytes(self) -> int:
-        """The bytes of what has come back ahead of its use, and not left again."""
-        return sum(value.size_bytes for value, _ in self._unused if not value.is_away)
-
-    @property
-    def _are_unused(self) -> bool:
-        return bool(self._unused) and self._unused[0][0].last_use == self._unused[0][1]
-
-    def _unused_first(self) -> Iterator[tuple[float, PersistentValue]]:
-        for value, _ in reversed(self._unused if self._are_unused else []):  # what is used last leaves first
-            if value.can_leave:
-                yield 0.0, value
 
     def farthest(self) -> list[PersistentValue]:
         """Return those that can leave, what is used next first, so that `pop` gives what is used last."""
@@ -622,15 +579,12 @@ class PersistentValues:
         The order of a moment ago serves as well: what has arrived since comes after it.
         """
         now, yielded, scored = self._count_uses(), set[PersistentValue](), self._scored
-        for each in self._unused_first():
-            yielded.add(each[1])
-            yield each
         is_recent = scored and 0 <= now - self._scored_at < self._uses.length // _ORDERS_A_STEP
         if is_recent:
             while self._first < len(scored) and not scored[self._first][1].can_leave:
                 self._first += 1
             for each in islice(scored, self._first, None):
-                if each[1].can_leave and each[1] not in yielded:
+                if each[1].can_leave:
                     yielded.add(each[1])
                     yield each
         self._scored, self._scored_at, self._first = self._in_order_now(cost_ms), now, 0

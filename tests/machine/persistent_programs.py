@@ -21,7 +21,6 @@ from pooch.ir import Link
 from pooch.machine import CopySpeed, Lane, Pressure, Value
 from pooch.machine.persistent import Kind, PersistentPlace, PersistentValue, PersistentValues
 from pooch.machine.recipes import NEVER_MS
-from pooch.machine.state_ahead import StateAhead
 from pooch.simulator.modelled import ModelledCounters as Counters
 
 from .modelled import (
@@ -236,7 +235,6 @@ class World:
         self.pressure = Pressure(_LARGE, self.memory, self.memory, self.tier, speed, self.counters)
         self.log = Log()
         self.values = self.pressure.persistent = PersistentValues(self.log.count)
-        self.state_ahead = StateAhead(self.values, self._brought_ahead)
         self.owner, self.saver = NoRecipes(), NoRecipes(self.tier)
         self.homes: dict[int, ModelledHome] = {}  # by the keys
         self.free: defaultdict[int, list[ModelledRoom]] = defaultdict(list)
@@ -337,23 +335,6 @@ class World:
                     value.leaves = False
                     self.seen["written ahead"] += 1
 
-    def _bring_state_ahead(self) -> None:
-        """As the executor does where a gradient was accumulated."""
-        with self.pressure.lock:
-            self.seen["state in vain"] += self.state_ahead.go_on() > 0
-
-    def _brought_ahead(self, values: Iterable[PersistentValue]) -> list[PersistentValue]:
-        begun = []
-        for value in values:
-            if value.is_gone or value.kind != "state":
-                raise Broken("what is no state that the program has is brought back")
-            if self.memory.live_bytes + 2 * value.size_bytes > self.pressure.budget_bytes:
-                break
-            self.pressure.store.start_in(value, self.counters)
-            self.seen["state ahead"] += 1
-            begun.append(value)
-        return begun
-
     # The program ------------------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -426,7 +407,6 @@ class World:
             with self.use([], [gradient]):
                 pass
             self.write_ahead([gradient])
-            self._bring_state_ahead()
             self._happen()
         while self.saved:
             self._read_saved(self.saved.pop())
@@ -669,7 +649,6 @@ class World:
             for value in self.values:
                 if value.ticket is not None and value.ticket.is_done():
                     self.pressure.store.finish_out(value, self.counters)
-            self.state_ahead.begin_step()
             for value in self.values.begin_step(self.log.take()):
                 self.pressure.store.settle(value)
                 self._give_back(value)

@@ -27,7 +27,7 @@ def test_every_op_finds_what_plain_training_has_within_the_budget(faults: Faults
     seen = sum(
         (run(SEED + n, STEPS_OF_A_PROGRAM, faults) for n in range(STEPS // STEPS_OF_A_PROGRAM)), start=run(0, 1, faults)
     )
-    assert seen.keys() >= STATES | {"read ahead", "state ahead", "written ahead", "handed out", "undone"}, seen
+    assert seen.keys() >= STATES | {"read ahead", "written ahead", "handed out", "undone"}, seen
     assert bool(seen["over"]) == faults.tier_is_sound
     assert bool(seen["KeyboardInterrupt"]) == (faults.interrupted > 0)
     assert bool(seen["OutOfMemory"]) == (faults.out_of_memory > 0)
