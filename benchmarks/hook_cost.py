@@ -4,8 +4,6 @@
 
 A chain of tiny ops, each of which saves one tensor, is trained plainly and in several ways that take turns. What a way
 takes above the plain steps of its turn, divided by the number of ops, is its cost; the median of the turns counts.
-A chain that is four times as long tells how much of that comes with each op, its forward and its backward pass, and how
-much with each step.
 Planned steps are watched natively, and in one row by the dispatch mode that does the same work elsewhere.
 Times are those that the training thread computes (it does all the work here), so that other programs on the machine,
 and waiting for a disk, count for little. Two rows are floors that no plan can get under: a mode and hooks of PyTorch's
@@ -50,7 +48,6 @@ from pooch.torchtools.cpu_allocator import CountingAllocator, counting_allocator
 WATCH_TARGET_US, MODE_TARGET_US, HOOKS_TARGET_US = 0.6, 15.0, 2.0
 IN_CORE_TARGET, FAR_AWAY_TARGET = 0.01, 0.03
 STEPS_A_TURN = 5
-LONGER = 4  # times as many ops has the other chain, which tells what an op costs from what a step costs
 PLAIN = "plain"
 TARGETS_US = {
     "native watch without hooks": WATCH_TARGET_US,
@@ -128,9 +125,12 @@ def _timed_us(chain: Chain, way: Way) -> float:
     return (time.thread_time() - start) * 1e6 / STEPS_A_TURN
 
 
-@contextmanager
-def _ways(ops: int) -> Iterator[tuple[Chain, dict[str, Way]]]:
-    """A chain, and the ways to train it. At the end it is looked whether the plans did what they say."""
+def per_op_costs(ops: int, turns: int) -> list[dict[str, Any]]:
+    """What each way to train the chain takes, per op, in turns.
+
+    Returns:
+        {"what", "us_an_op"} for each way; the samples in the order of the turns, plain training in them too.
+    """
     chain = Chain(ops)
     plans = {
         name: chain_plan(chain, choice, most)
@@ -145,71 +145,35 @@ def _ways(ops: int) -> Iterator[tuple[Chain, dict[str, Way]]]:
             for name, plan in plans.items()
         }
         runs["mode"]._table.native_use.is_refused = True
-        yield (
-            chain,
-            {
-                PLAIN: nullcontext,
-                "floor: PyTorch's hooks, doing nothing": lambda: saved_tensors_hooks(_same, _same),
-                "floor: PyTorch's mode, doing nothing": _EmptyMode,
-                "native watch without hooks": lambda: _watch_alone(runs["kept"]),
-                "hooks in Python without the mode": lambda: _hooks_alone(runs["kept"]),
-                "native watch and hooks, all but one tensor kept": runs["kept"].step,
-                "dispatch mode and hooks, all but one tensor kept": runs["mode"].step,
-                "native watch and hooks, all tensors swapped": runs["swapped"].step,
-                "native watch and hooks, all tensors replayed": runs["replayed"].step,
-            },
-        )
+        ways: dict[str, Way] = {
+            PLAIN: nullcontext,
+            "floor: PyTorch's hooks, doing nothing": lambda: saved_tensors_hooks(_same, _same),
+            "floor: PyTorch's mode, doing nothing": _EmptyMode,
+            "native watch without hooks": lambda: _watch_alone(runs["kept"]),
+            "hooks in Python without the mode": lambda: _hooks_alone(runs["kept"]),
+            "native watch and hooks, all but one tensor kept": runs["kept"].step,
+            "dispatch mode and hooks, all but one tensor kept": runs["mode"].step,
+            "native watch and hooks, all tensors swapped": runs["swapped"].step,
+            "native watch and hooks, all tensors replayed": runs["replayed"].step,
+        }
+        for way in ways.values():
+            _timed_us(chain, way)
+        taken = [{name: _timed_us(chain, way) / ops for name, way in ways.items()} for _ in range(turns)]
         assert runs["swapped"].stats.swapped_in_bytes > 0
         assert runs["replayed"].stats.recomputed_ops > ops / 2
         assert all(run.stats.late_swaps == run.stats.mismatches == 0 for run in runs.values())
-
-
-def per_op_costs(ops: int, turns: int) -> list[dict[str, Any]]:
-    """What each way to train the chain takes, per op, in turns, and what it takes where the chain is longer.
-
-    Returns:
-        {"what", "ops", "us_an_op", "us_an_op_of_longer"} for each way; the samples in the order of the turns, plain
-        training in them too.
-    """
-    with _ways(ops) as (short, ways), _ways(LONGER * ops) as (long, longer_ways):
-        for name in ways:
-            _timed_us(short, ways[name])
-            _timed_us(long, longer_ways[name])
-        taken = [
-            {name: (_timed_us(short, ways[name]), _timed_us(long, longer_ways[name])) for name in ways}
-            for _ in range(turns)
-        ]
-    return [
-        {
-            "what": name,
-            "ops": ops,
-            "us_an_op": [one[name][0] / ops for one in taken],
-            "us_an_op_of_longer": [one[name][1] / (LONGER * ops) for one in taken],
-        }
-        for name in ways
-    ]
+    return [{"what": name, "us_an_op": [one[name] for one in taken]} for name in ways]
 
 
 def per_op_rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Cost per op of each way, above plain training in the same turn, and what of it each op and each step takes."""
-    plain = next(result for result in results if result["what"] == PLAIN)
+    """Cost per op of each way, above plain training in the same turn."""
+    plain_us = next(result["us_an_op"] for result in results if result["what"] == PLAIN)
     rows = []
     for result in results:
-        short_us, longer_us = (
-            _above(result[of], [0.0] * len(plain[of]) if result is plain else plain[of])
-            for of in ("us_an_op", "us_an_op_of_longer")
-        )
-        row = _row(result["what"], short_us, TARGETS_US.get(result["what"]))
-        more_us = [(LONGER * long - short) / (LONGER - 1) for short, long in zip(short_us, longer_us, strict=True)]
-        step_us = [(short - more) * result["ops"] for short, more in zip(short_us, more_us, strict=True)]
-        row["for each op more"] = f"{statistics.median(more_us):.2f}"
-        row["us a step"] = f"{statistics.median(step_us):.0f}"
-        rows.append(row)
+        above = [0.0] * len(plain_us) if result["what"] == PLAIN else plain_us
+        costs_us = [us - base_us for us, base_us in zip(result["us_an_op"], above, strict=True)]
+        rows.append(_row(result["what"], costs_us, TARGETS_US.get(result["what"])))
     return rows
-
-
-def _above(found_us: Sequence[float], plain_us: Sequence[float]) -> list[float]:
-    return [us - base_us for us, base_us in zip(found_us, plain_us, strict=True)]
 
 
 def _row(name: str, costs_us: list[float], target_us: float | None) -> Row:
