@@ -92,7 +92,7 @@ class Step(SavedTensors):
         self.mismatches: list[str] = []
         self.reassigned = Reassigned()
         self.on_read: Callable[[], None] | None = None
-        self._saved_before = evictor.saves
+        self._saved_before = evictor.saves  # the position from which a step without a plan counts its own
         self._in_parts: set[int] = set()  # storages that autograd holds for earlier contents as well
         self._kept: list[weakref.ref[KeptTensor]] = []
         self._written_over: set[int] = set()  # values that a plan keeps: no replay may read what is there now

@@ -227,6 +227,7 @@ class Value:
         home: Returns the storage in which the program holds it, or None once the program has released it.
         in_program: Returns the storage that autograd saved, as long as the program holds it, or None.
         handed_out: Whether the program obtained its address, so that it has to stay in place.
+        outlives_steps: Whether it is a parameter, a gradient, a buffer, state of an optimizer or data.
     """
 
     __slots__ = (

@@ -24,7 +24,7 @@ class Step:
 
     thread = 0
 
-    def __init__(self, count: int = 3, kind: type[Value] = Value) -> None:
+    def __init__(self, count: int = 3, kind: type[Value] = Value, large_bytes: int = LARGE_BYTES) -> None:
         self.memory = ModelledMemory()
         tier = ModelledTier(ModelledClock(LINK), None)
         speed = CopySpeed("a modelled tier")
@@ -33,7 +33,7 @@ class Step:
         self.asked: list[int] = []
         self.values: list[Value] = []
         for number in range(count):
-            for size_bytes, of_kind in ((SMALL_BYTES, Value), (LARGE_BYTES, kind)):
+            for size_bytes, of_kind in ((SMALL_BYTES, Value), (large_bytes, kind)):
                 self.values.append(of_kind(2 * number, None, ModelledStorage(self.memory, size_bytes)))
         self._kept = dict(enumerate(self.values, 1))
         self.pressure.keeps(self)
@@ -67,9 +67,10 @@ def test_small_values_leave_where_the_others_are_not_enough(step: Step) -> None:
 
 
 def test_what_is_only_to_spare_is_not_made_up_of_small_values() -> None:
-    step = Step(count=0)
-    step.pressure.make_room(0)
+    step = Step(count=1, large_bytes=20)  # less than is freed at once
+    step.pressure.make_room(20)
     assert step.asked == [10]
+    assert [value.storage is None for value in step.values] == [False, True]
 
 
 def test_values_that_are_registered_later_keep_their_places_in_the_order_of_saving(step: Step) -> None:
