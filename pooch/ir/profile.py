@@ -73,9 +73,9 @@ class Link:
         out_bytes_per_ms: rate of long copies to the tier.
         in_bytes_per_ms: rate of long copies from the tier.
         full_duplex: whether both directions run at once at full rate; otherwise all copies share one queue.
-        out_compute_share: compute time in ms that 1 ms of copying to the tier displaces (0: free overlap). While a copy
-            runs, compute advances at rate 1 / (1 + share).
-        in_compute_share: the same for copying from the tier.
+        out_compute_share: compute time in ms that 1 ms of moving bytes to the tier displaces (0: free overlap). While
+            they move, compute advances at rate 1 / (1 + share). The latency of a copy displaces nothing.
+        in_compute_share: the same for moving bytes from the tier.
         ranks: processes that copy over this link at the same time and share its rates.
         packed_out_bytes_per_ms: rate of long copies of masks to the tier, which packs them. 0: it does not.
         packed_in_bytes_per_ms: rate of long copies of masks from the tier.
@@ -95,13 +95,19 @@ class Link:
 
     def out_ms(self, size_bytes: int, *, packs: bool = False) -> float:
         """Duration of one copy of `size_bytes` from the device to the tier, in ms."""
-        rate = max(self.out_bytes_per_ms, self.packed_out_bytes_per_ms if packs else 0.0)
-        return self.out_latency_ms + size_bytes * self.ranks / rate
+        return self.out_latency_ms + self.moving_out_ms(size_bytes, packs=packs)
 
     def in_ms(self, size_bytes: int, *, packs: bool = False) -> float:
         """Duration of one copy of `size_bytes` from the tier to the device, in ms."""
-        rate = max(self.in_bytes_per_ms, self.packed_in_bytes_per_ms if packs else 0.0)
-        return self.in_latency_ms + size_bytes * self.ranks / rate
+        return self.in_latency_ms + self.moving_in_ms(size_bytes, packs=packs)
+
+    def moving_out_ms(self, size_bytes: int, *, packs: bool = False) -> float:
+        """For how long the bytes of such a copy to the tier move, in ms, which slows compute down."""
+        return size_bytes * self.ranks / max(self.out_bytes_per_ms, self.packed_out_bytes_per_ms if packs else 0.0)
+
+    def moving_in_ms(self, size_bytes: int, *, packs: bool = False) -> float:
+        """For how long the bytes of such a copy from the tier move, in ms, which slows compute down."""
+        return size_bytes * self.ranks / max(self.in_bytes_per_ms, self.packed_in_bytes_per_ms if packs else 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,12 +153,13 @@ class Candidates:
         )
 
     def _displaced_ms(self, value: Value) -> float:
-        """Compute advances at rate 1 / (1 + share) while a copy runs."""
+        """Compute advances at rate 1 / (1 + share) while the bytes of a copy move."""
         link = self.dataflow.profile.link
         out_share = link.out_compute_share / (1 + link.out_compute_share)
         in_share = link.in_compute_share / (1 + link.in_compute_share)
-        in_ms = link.in_ms(value.size_bytes, packs=value.packs) if value.first_unpack != NEVER else 0.0
-        return out_share * link.out_ms(value.size_bytes, packs=value.packs) + in_share * in_ms
+        size_bytes, packs = value.size_bytes, value.packs
+        in_ms = link.moving_in_ms(size_bytes, packs=packs) if value.first_unpack != NEVER else 0.0
+        return out_share * link.moving_out_ms(size_bytes, packs=packs) + in_share * in_ms
 
     def _has_room(self, value: Value, slots: int) -> bool:
         """Whether at least so many slots lie between its last use by the forward pass and its first by the backward."""

@@ -11,7 +11,7 @@ class CopyStream:
     """Copies in order of issue, one after the other.
 
     Attributes:
-        busy: (start, end) in ms of copies that compute may still meet, in order.
+        busy: (start, end) in ms of when bytes move that compute may still meet, in order.
         free_ms: when the last one issued so far ends.
     """
 
@@ -19,11 +19,11 @@ class CopyStream:
         self.busy: deque[tuple[float, float]] = deque()
         self.free_ms = 0.0
 
-    def issue(self, now_ms: float, duration_ms: float) -> tuple[float, float]:
-        """Queue one copy; returns when it starts and ends."""
+    def issue(self, now_ms: float, latency_ms: float, duration_ms: float) -> tuple[float, float]:
+        """Queue one copy, whose bytes move after its latency; returns when it starts and ends."""
         start_ms = max(now_ms, self.free_ms)
         self.free_ms = start_ms + duration_ms
-        self.busy.append((start_ms, self.free_ms))
+        self.busy.append((start_ms + latency_ms, self.free_ms))
         return start_ms, self.free_ms
 
 
@@ -38,19 +38,23 @@ class Streams:
 
     def copy_out(self, now_ms: float, size_bytes: int, *, packs: bool = False) -> tuple[float, float]:
         """Issue a copy to the tier; returns (start, end) in ms."""
-        return self._issue(self._out, self._in, now_ms, self._link.out_ms(size_bytes, packs=packs))
+        duration_ms = self._link.out_ms(size_bytes, packs=packs)
+        return self._issue(self._out, self._in, now_ms, self._link.out_latency_ms, duration_ms)
 
     def copy_in(self, now_ms: float, size_bytes: int, *, packs: bool = False) -> tuple[float, float]:
         """Issue a copy back; returns (start, end) in ms."""
-        return self._issue(self._in, self._out, now_ms, self._link.in_ms(size_bytes, packs=packs))
+        duration_ms = self._link.in_ms(size_bytes, packs=packs)
+        return self._issue(self._in, self._out, now_ms, self._link.in_latency_ms, duration_ms)
 
-    def _issue(self, stream: CopyStream, other: CopyStream, now_ms: float, duration_ms: float) -> tuple[float, float]:
+    def _issue(
+        self, stream: CopyStream, other: CopyStream, now_ms: float, latency_ms: float, duration_ms: float
+    ) -> tuple[float, float]:
         if not self._link.full_duplex:  # one queue: wait for the other direction too
             stream.free_ms = max(stream.free_ms, other.free_ms)
-        return stream.issue(now_ms, duration_ms)
+        return stream.issue(now_ms, latency_ms, duration_ms)
 
     def compute(self, now_ms: float, work_ms: float) -> float:
-        """When `work_ms` of compute ends that starts now and is slowed down by copies."""
+        """When `work_ms` of compute ends that starts now and is slowed down while bytes move."""
         if self._free or not (self._out.busy or self._in.busy):
             return now_ms + work_ms
         while work_ms > 0:

@@ -108,6 +108,13 @@ def test_both_directions_at_once_slow_compute_by_both_shares():
     assert timeline.slot_start_ms[6] - begin == pytest.approx(1 + 1 + (2 - 1 / 3 - 2 / 3))
 
 
+def test_the_latency_of_a_copy_displaces_no_compute():
+    slow = replace(FULL, out_compute_share=1.0, out_latency_ms=2.0)
+    timeline = play(slow, {1: "swap"}, budget_bytes=50)  # it waits beside ops 1 and 2, and moves beside the next two
+    assert timeline.step_ms == 15 + 1
+    assert timeline.slot_start_ms[:5].tolist() == [0, 1, 2, 3, 5]
+
+
 def test_latency_is_paid_once_a_copy():
     timeline = play(replace(FULL, out_latency_ms=4.0, in_latency_ms=8.0), {1: "swap"})
     assert timeline.stall_ms == (4 + 2 - 1) + (8 + 1)
@@ -158,18 +165,21 @@ def check_streams(timeline: Timeline, link: Link) -> None:
 
 def check_rates(timeline: Timeline, profile, compute: list[Interval]) -> None:
     """Integrating the compute rate over each interval gives the work of its op."""
-    shares = {"copy_out": profile.link.out_compute_share, "copy_in": profile.link.in_compute_share}
+    link = profile.link
+    shares = {"copy_out": link.out_compute_share, "copy_in": link.in_compute_share}
+    latencies_ms = {"copy_out": link.out_latency_ms, "copy_in": link.in_latency_ms}
     copies = [i for i in timeline.intervals if i.kind == "copy"]
+    moves = [(i.stream, i.start_ms + latencies_ms[i.stream], i.end_ms) for i in copies]
     for interval in compute:
         if interval.kind == "stall":
             continue
         cuts = {interval.start_ms, interval.end_ms}
-        cuts |= {t for c in copies for t in (c.start_ms, c.end_ms) if interval.start_ms < t < interval.end_ms}
+        cuts |= {t for _, *span in moves for t in span if interval.start_ms < t < interval.end_ms}
         times = sorted(cuts)
         work = 0.0
         for begin, end in itertools.pairwise(times):
             middle = (begin + end) / 2
-            share = sum(shares[c.stream] for c in copies if c.start_ms < middle < c.end_ms)
+            share = sum(shares[stream] for stream, start_ms, end_ms in moves if start_ms < middle < end_ms)
             work += (end - begin) / (1 + share)
         assert work == pytest.approx(profile.ops[interval.target].time_ms, abs=1e-9)
 

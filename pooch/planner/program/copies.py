@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from ..candidates import NEVER, Candidates
 from .classes import ActivationClass
+from .displaced import displaced
 from .marks import Marks
 from .residency import Residency
 from .solver import Expression, Problem, Variable, weighted
@@ -139,11 +140,21 @@ class CopyStreams:
     ) -> None:
         forward_ops = candidates.dataflow.profile.forward_ops
         forward_marks = sum(slot < forward_ops for slot in residency.marks.slots)
+        self._swap = swap
+        self._by_out, self._by_in = displaced(candidates.dataflow.profile)
         groups = _by_rate([i for i in residency.classes if i.id in swap])
         self.rate_classes = [
             RateClass(problem, f"c{number}", members, swap, residency, forward_marks, unit_bytes)
             for number, members in enumerate(groups)
         ]
+        out = [self._by_out.least_share(i.first.out_ms for i in c.members) for c in self.rate_classes]
+        back = [self._by_in.least_share(i.first.in_ms for i in c.members) for c in self.rate_classes]
+        self._displacing = [
+            *((c.copied_out, c.out_unit_ms * share) for c, share in zip(self.rate_classes, out, strict=True)),
+            *((c.copied_in, c.in_unit_ms * share) for c, share in zip(self.rate_classes, back, strict=True)),
+        ]
+        self._latest_ms = self._by_out.latency_ms * max(out, default=0.0)
+        self._latest_ms += self._by_in.latency_ms * max(back, default=0.0)
 
     def away(self, t: int) -> dict[Variable, float]:
         """Memory that swaps have freed by mark t and not taken again."""
@@ -156,6 +167,16 @@ class CopyStreams:
     def in_ms(self, t: int) -> Expression:
         """Time of copying in in interval t."""
         return _within(t, [(c.copied_in, c.in_unit_ms) for c in self.rate_classes])
+
+    def displaced_ms(self) -> Expression:
+        """Compute that all copies displace."""
+        members = [i for c in self.rate_classes for i in c.members]
+        by_in = {i.id: self._by_in.by(i.first.in_ms) if i.first.need != NEVER else 0.0 for i in members}
+        return weighted({self._swap[i.id]: self._by_out.by(i.first.out_ms) + by_in[i.id] for i in members})
+
+    def displaced_within_ms(self, t: int) -> Expression:
+        """Compute that the copies of interval t displace there."""
+        return _within(t, self._displacing) - self._latest_ms
 
 
 def _within(t: int, streams: Iterable[tuple[list[Variable], float]]) -> Expression:

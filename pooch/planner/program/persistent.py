@@ -14,7 +14,8 @@ from itertools import pairwise
 import numpy
 
 from ...analysis.persistence import Cycle
-from ...ir import Link
+from ...ir import Profile
+from .displaced import displaced
 from .marks import Marks
 from .solver import Expression, Problem, Variable, weighted
 
@@ -78,11 +79,11 @@ class PersistentFamilies:
         problem: what they become part of.
         cycle: the step with the optimizer's.
         marks: where memory is checked in the step. Those of the optimizer's step are chosen here.
-        link: what copies cost.
+        profile: of the step, which says what copies cost.
         unit_bytes: of memory.
     """
 
-    def __init__(self, problem: Problem, cycle: Cycle, marks: Marks, link: Link, unit_bytes: float) -> None:
+    def __init__(self, problem: Problem, cycle: Cycle, marks: Marks, profile: Profile, unit_bytes: float) -> None:
         self._problem, self._cycle, self._unit_bytes = problem, cycle, unit_bytes
         self.marks = [*marks.slots, *_slice_marks(cycle)]
         self.slice_marks = len(self.marks) - len(marks.slots)
@@ -96,7 +97,8 @@ class PersistentFamilies:
         self._in = [problem.new(f"moved_in_{t}") for t in range(intervals)]
         self._out = [problem.new(f"moved_out_{t}") for t in range(intervals)]
         self._there: list[dict[Variable, float]] = []
-        self._add_copies(link)
+        self._displaced: dict[Variable, float] = {}
+        self._add_copies(profile)
 
     def _make_classes(self) -> list[TensorClass]:
         cycle = self._cycle
@@ -136,7 +138,7 @@ class PersistentFamilies:
         place = bisect_left(self.marks, position)
         return place + 1 if position >= len(self._cycle.profile.ops) else place
 
-    def _add_copies(self, link: Link) -> None:
+    def _add_copies(self, profile: Profile) -> None:
         """All that leaves in a gap is back at its end; what was written is copied out once in each step.
 
         Variables early_t: copies back, in ms, that are made by mark t for uses after it: what they bring is there.
@@ -146,6 +148,7 @@ class PersistentFamilies:
         ending: Amounts = {}  # by interval: copies back that have to be made by its end
         beginning: Amounts = {}  # by mark: copies out of what was written, and leaves right after that
         everything_out: dict[Variable, float] = {}
+        link, (by_out, by_in) = profile.link, displaced(profile)
         for i in self.classes:
             out = self._problem.new(f"out_{i}", float(i.count)) if i.is_written and i.gaps else None
             for g, gap in enumerate(i.gaps):
@@ -153,11 +156,13 @@ class PersistentFamilies:
                 if out is not None:
                     self._problem += out >= away, f"copied_out_{i}_{g}"
                 if gap.is_copied_back:
+                    self._displaced[away] = by_in.by(link.in_ms(i.size_bytes))
                     ending.setdefault(gap.due, {})[away] = link.in_ms(i.size_bytes)
                 if gap.follows_write:
                     beginning.setdefault(gap.first % len(self.marks), {})[away] = link.out_ms(i.size_bytes)
             if out is not None:
                 everything_out[out] = link.out_ms(i.size_bytes)
+                self._displaced[out] = by_out.by(everything_out[out])
         early = self._balance("early", self._in, ending, sign=-1.0)
         late = self._balance("late", self._out, beginning, sign=1.0)
         self._problem += self._out[-1] >= weighted(everything_out), "moved_out_all"
@@ -207,6 +212,10 @@ class PersistentFamilies:
     def out_ms(self, t: int) -> Expression:
         """Time of copying out in interval t."""
         return _grown(self._out, t)
+
+    def displaced_ms(self) -> Expression:
+        """Compute that all copies displace."""
+        return weighted(self._displaced)
 
     def present_bytes(self, mark: int) -> int:
         """What the tensors take at a mark if none is away."""

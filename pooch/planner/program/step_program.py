@@ -66,14 +66,15 @@ class StepProgram:
         self.replays = [self.problem.new(f"replays_{t}") for t in range(marks.count)]
         self.persistent: PersistentFamilies | None = None
         if cycle is not None:
-            link = candidates.dataflow.profile.link
-            self.persistent = PersistentFamilies(self.problem, cycle, marks, link, self.unit_bytes)
+            profile = candidates.dataflow.profile
+            self.persistent = PersistentFamilies(self.problem, cycle, marks, profile, self.unit_bytes)
         self._add_replays()
         self._add_durations()
         self._add_memory(reserve_bytes or {})
         self._add_host(host_budget_bytes)
         if self.persistent is not None:
             self._add_optimizer(self.persistent)
+        self._add_work()
         self.problem += weighted(dict.fromkeys(self.duration, 1.0)), "step_ms"
 
     def decisions(self, values: Mapping[str, float]) -> dict[int, Choice]:
@@ -133,22 +134,19 @@ class StepProgram:
         return self.marks.slots[t] < self.candidates.dataflow.profile.forward_ops
 
     def _add_durations(self) -> None:
-        """An interval lasts as long as its compute, replays included, and as each of its copy streams is busy.
-
-        Compute advances at rate 1 / (1 + share) while a copy runs, so a ms of copying displaces share / (1 + share)
-        of it; two copies at once displace less than the sum of both alone, so both shares are in the divisor.
+        """An interval lasts as long as its compute, replays and what copies displace included, and as each of its copy
+        streams is busy. All of them last as long as all compute and all that copies displace.
         """
-        link = self.candidates.dataflow.profile.link
-        both = 1 + link.out_compute_share + link.in_compute_share
         for t, duration in enumerate(self.duration):
             out_ms, in_ms = self.copies.out_ms(t), self.copies.in_ms(t)
             if self.persistent is not None:
                 out_ms, in_ms = out_ms + self.persistent.out_ms(t), in_ms + self.persistent.in_ms(t)
-            work = out_ms * (link.out_compute_share / both) + in_ms * (link.in_compute_share / both)
-            work += self.replays[t] + self.marks.compute_ms[t]
+            work = self.replays[t] + self.marks.compute_ms[t]
             if t > 0:
                 work -= self.replays[t - 1]
             self.problem += duration >= work, f"compute_{t}"
+            if self.copies.rate_classes:
+                self.problem += duration >= work + self.copies.displaced_within_ms(t), f"displaced_{t}"
             if self.copies.rate_classes or self.persistent is not None:
                 self._add_copying(duration, out_ms, in_ms, t)
 
@@ -159,6 +157,13 @@ class StepProgram:
             self.problem += duration >= in_ms, f"copying_in_{t}"
         else:
             self.problem += duration >= out_ms + in_ms, f"copying_{t}"
+
+    def _add_work(self) -> None:
+        """The step lasts as long as all compute, and all that copies displace of it."""
+        work = self.replays[-1] + sum(self.marks.compute_ms) + self.copies.displaced_ms()
+        if self.persistent is not None:
+            work += self.persistent.displaced_ms()
+        self.problem += weighted(dict.fromkeys(self.duration, 1.0)) >= work, "work"
 
     def _add_optimizer(self, persistent: PersistentFamilies) -> None:
         """The optimizer's step lasts as long as its copies do, and what is there of what outlives it fits."""
