@@ -201,7 +201,7 @@ class Run:
         """Warn once that the model, or a submodule, runs where the plan does nothing."""
         if self._is_idle():
             return
-        if self.plan.region == "step":
+        if self._plan.region == "step":
             self._warn_once(
                 "outside",
                 "the model runs outside of `with run.step():`, so the plan does nothing: wrap the forward pass in it, "
@@ -228,7 +228,7 @@ class Run:
         Raises:
             UsageError: If the plan is of region "model" or was removed, or if the model was compiled in the meantime.
         """
-        if self.plan.region != "step":
+        if self._plan.region != "step":
             raise UsageError("this plan covers calls of the model already: plan with region='step' to use run.step()")
         if self._removed:
             raise UsageError("this plan was taken off the model: apply it again")
@@ -241,7 +241,7 @@ class Run:
 
     def forward_region(self) -> AbstractContextManager[object]:
         """`step()` under a plan of region "step", else an empty context: for loops that accept plans of any region."""
-        return self.step() if self.plan.region == "step" else nullcontext()
+        return self.step() if self._plan.region == "step" else nullcontext()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -310,10 +310,10 @@ class Run:
     @contextmanager
     def _planned_step(self) -> Iterator[None]:
         try:
-            arena = self._engine.open_arena(self.plan.schedule.host_bytes)
+            arena = self._engine.open_arena(self._plan.schedule.host_bytes)
         except TierError as error:  # the tier was there when the plan was applied: training goes on without
             self._engine.health.failed(error)
-            self._stats.kept_bytes = self.plan.schedule.host_bytes
+            self._stats.kept_bytes = self._plan.schedule.host_bytes
             with self._in_slices(None), self._keeping():
                 yield
             return
@@ -328,10 +328,10 @@ class Run:
     @contextmanager
     def _in_slices(self, step: Step | None) -> Iterator[None]:
         """Run the calls in slices that the plan names; `step` is None where nothing moves and nothing is watched."""
-        if not self.plan.splits:
+        if not self._plan.splits:
             yield
             return
-        named = [split.fingerprint for split in self.plan.splits]
+        named = [split.fingerprint for split in self._plan.splits]
         calls = SplitCalls(frozenset(named), None if step is None else step.writing_over)
         with watching_losses(calls):
             yield

@@ -35,6 +35,7 @@ from ..torchtools.tensors import (
 )
 from ..torchtools.watch import HANDLES, is_marked, storage_map
 from .cursor import FIRST_VALUE
+from .departure import remedy
 from .evictor import Evictor
 from .own_work import OWN_WORK
 from .owner import ValueOwner
@@ -47,8 +48,6 @@ from .silence import SavedTensors, Silence
 from .statistics import RunStats
 from .table import Advice, OnMismatch, cursor_of
 from .tier import StepTier
-
-_AGAIN = "profile and plan again to follow the new path"
 
 
 class Step(SavedTensors):
@@ -273,7 +272,7 @@ class Step(SavedTensors):
         guide.values.keep_what_is_held()
         text = f"the step left the planned path at op {guide.cursor.position}: expected {expected}, got {actual}"
         if self._on_mismatch == "error" and not self.is_quiet:
-            raise PlanMismatch(f"{text}; {_AGAIN}")
+            raise PlanMismatch(f"{text}; {remedy()}")
         self.evictor.plan_left()
         with self.lock, torch._C._DisableTorchDispatch():
             self.let_kept_leave()
@@ -285,7 +284,7 @@ class Step(SavedTensors):
             rest = "the budget is held without the plan, which takes longer"
         else:
             rest = "the rest of the step keeps its activations and may exceed the budget"
-        self.evictor.warn_once(("path", operator_of(expected), operator_of(actual)), f"{text}; {rest} ({_AGAIN})")
+        self.evictor.warn_once(("path", operator_of(expected), operator_of(actual)), f"{text}; {rest} ({remedy()})")
 
     def bring_back(self, arguments: Any) -> None:
         """Bring back emptied values among arguments that the program is about to read."""

@@ -54,13 +54,16 @@ def planned(choice: str, **options: str) -> tuple[Branching, Run]:
     return model, apply_plan(plan_of(model, choice), model, **options)  # type: ignore[arg-type]
 
 
-def step(model: nn.Module, run: Run, size: int) -> dict[str, Tensor]:
+def step(model: nn.Module, run: Run, size: int, *, is_all_within: bool = False) -> dict[str, Tensor]:
     model.zero_grad()
     torch.manual_seed(1)
     rows = torch.rand(size, 8)
     with run.step():
         loss = model(rows)
-    loss.backward()
+        if is_all_within:
+            loss.backward()
+    if not is_all_within:
+        loss.backward()
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None} | {"loss": loss.detach()}
 
 
@@ -146,6 +149,19 @@ def test_each_kind_of_leaving_the_path_is_told_once_with_both_ops() -> None:
     assert run.totals.steps == 13
     assert run.totals.steps_off_path == 12
     assert run.stats.mismatches == 0
+    run.remove()
+
+
+def test_a_backward_pass_within_the_region_is_told_as_such() -> None:
+    model, run = planned("mixed")
+    with run.paused():
+        plain = step(model, run, 4)
+    with pytest.warns(UserWarning, match=r"end `with run.step\(\):` before loss.backward\(\)") as caught:
+        assert_same(plain, step(model, run, 4, is_all_within=True))
+    assert "profile and plan again" not in str(caught[0].message)
+    model.branch = "long"
+    with pytest.warns(UserWarning, match="profile and plan again to follow the new path"):
+        step(model, run, 4)
     run.remove()
 
 
