@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,7 @@ class Evictor(Pressure):
         stand_ins: Uses those that steps need, from the first step that is watched to the end of the budget.
         largest_need: What asked for most in this step where the budget had to be passed for it. None: it was held, or
             nothing tells what asks.
+        making_room: Returns a context in which room is made.
     """
 
     stats: RunStats
@@ -79,6 +80,7 @@ class Evictor(Pressure):
         self._asking = threading.local()
         self.stand_ins = LastingUser()
         self.largest_need: Need | None = None
+        self.making_room: Callable[[], AbstractContextManager[object]] = nullcontext
         self._saves_before = 0  # when the step began
         end_with(self, self.stand_ins.end)
         end_with(self, LEEWAY.set, 0)
@@ -149,7 +151,7 @@ class Evictor(Pressure):
 
     def make_room(self, missing_bytes: int) -> None:
         """Evict until so many bytes are free, or until nothing more can leave."""
-        with torch._C._DisableTorchDispatch():  # what moves values is no op of the step
+        with torch._C._DisableTorchDispatch(), self.making_room():  # what moves values is no op of the step
             before_bytes = self._missing_bytes
             super().make_room(missing_bytes)
             if self._missing_bytes > before_bytes and self.live.asks:

@@ -14,7 +14,7 @@ from ..ir.plan import GRAPH
 from ..torchtools.memory_trace import LINEAR, Span
 from ..torchtools.operators import is_view_name
 from ..torchtools.reported_memory import MemoryEvent
-from .step import StepRecord
+from .step import ROOM, StepRecord
 
 COMPILED_NODE = "CompiledFunction"  # begins the names of nodes that run backward graphs
 COME_BACK = "pooch_graph::come_back"  # unpacks within such a graph
@@ -40,6 +40,8 @@ class StepAssembly:
         self.spans: list[Span] = [spans[f"op {op.call}"] for op in self.recorder.ops]
         self.forward_ops = len(self.spans)
         self._unpack_spans = [spans[f"unpack {i}"] for i in range(len(record.unpacks))]
+        rooms = (span for span in record.trace.markers if span.name.startswith(f"{ROOM} "))
+        self._room_spans = [span for span in rooms if not _is_within_any(span, self._unpack_spans)]
         backward = [span for span in record.trace.operators if not is_view_name(span.name)]
         if self.recorder.has_graphs:
             backward = with_graph_parts(backward, self._unpack_spans, self._event_times, spans["end"])
@@ -79,12 +81,11 @@ class StepAssembly:
         slot = self.slot_at(time_ns)
         return slot if slot >= self.forward_ops and self.spans[slot].name == GRAPH else self.next_slot(time_ns)
 
-    def unpacking_ns(self, slot: int) -> int:
-        """Returns how much of the part of a graph the unpacks took with which it begins."""
-        if slot < self.forward_ops or self.spans[slot].name != GRAPH:
-            return 0
-        first, behind = (bisect_left(self._unpack_starts, self.starts[n]) for n in (slot, slot + 1))
-        return sum(span.end_ns - span.start_ns for span in self._unpack_spans[first:behind])
+    def foreign_ns(self, slot: int) -> int:
+        """Returns what of the time of a backward op is not its own: making room, and the unpacks that begin a graph."""
+        span = self.spans[slot]
+        unpacking = span.name == GRAPH and slot >= self.forward_ops
+        return _within(span, self._room_spans) + (_within(span, self._unpack_spans) if unpacking else 0)
 
     @cached_property
     def measured_points(self) -> numpy.ndarray:
@@ -216,3 +217,19 @@ def with_graph_parts(
 def _highest(events: Iterable[MemoryEvent]) -> int:
     """Returns the highest number of live bytes above the start."""
     return max(accumulate((event.size_bytes for event in events), initial=0))
+
+
+def _within(span: Span, parts: Sequence[Span]) -> int:
+    """Returns how long those of some parts, in order of time, last in ns that begin within a span."""
+    first, behind = (bisect_left(parts, time_ns, key=_start_ns) for time_ns in (span.start_ns, span.end_ns))
+    return sum(part.end_ns - part.start_ns for part in parts[first:behind])
+
+
+def _is_within_any(span: Span, others: Sequence[Span]) -> bool:
+    """Returns whether a span begins within one of others, which are in order of time."""
+    place = bisect_right(others, span.start_ns, key=_start_ns) - 1
+    return place >= 0 and span.start_ns < others[place].end_ns
+
+
+def _start_ns(span: Span) -> int:
+    return span.start_ns

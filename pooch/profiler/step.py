@@ -15,6 +15,7 @@ import atexit
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -50,6 +51,7 @@ from .absences import without_absences
 from .recorder import ForwardRecorder, named_tensors
 
 Forward = Callable[[], torch.Tensor]
+ROOM = "room"  # begins the names of markers around what makes room in the midst of an op
 RUNS_BACKWARD = "the forward pass itself runs a backward pass: profile a forward that only computes the loss"
 
 
@@ -176,6 +178,7 @@ class StepTrace:
         self._device = step.evictor.device
         self._tracer: MemoryTracer | ThreadTracer | None = None
         self._unpacks: list[Unpack] = []
+        self._rooms = 0
         self._forward = LooseStack()
         self._session = Undoing()
         self._others: dict[Value, int] = {}
@@ -193,8 +196,10 @@ class StepTrace:
         collector = CollectorOff()
         session.add(collector.leave)
         collector.enter()  # it would free tensors at varying times
-        session.add(partial(setattr, self._step.evictor.store, "on_move", None))
-        self._step.evictor.store.on_move = self._moved
+        evictor = self._step.evictor
+        session.add(partial(setattr, evictor.store, "on_move", None))
+        session.add(partial(setattr, evictor, "making_room", nullcontext))
+        evictor.store.on_move, evictor.making_room = self._moved, self._making_room
         self._tracer = self._started_tracer()
         if isinstance(self._tracer, MemoryTracer):
             atexit.register(self.stop)  # an interpreter that ends with a session open crashes
@@ -230,6 +235,13 @@ class StepTrace:
         pointer = memory_address(storage) if isinstance(storage, torch.UntypedStorage) else 0
         with torch._C._DisableTorchDispatch(), marker(f"{kind} {value} {pointer} {moved.size_bytes}"):
             pass  # no call of the step, though an allocation between two calls may have asked for room
+
+    def _making_room(self) -> AbstractContextManager[object]:
+        """Mark how long an allocation takes to find room, which is no part of its op."""
+        if not self._thread.is_here:
+            return nullcontext()
+        self._rooms += 1
+        return marker(f"{ROOM} {self._rooms}")
 
     def _give_way(self) -> None:
         if self._thread.is_here:

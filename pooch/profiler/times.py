@@ -78,7 +78,7 @@ def slot_times_ms(assembly: StepAssembly) -> list[float]:
     forward = [op.time_ms for op in assembly.recorder.ops]
     slots = range(assembly.forward_ops, assembly.end - 1)
     lasted_ns = [assembly.spans[slot].end_ns - assembly.spans[slot].start_ns for slot in slots]
-    backward = [(ns - assembly.unpacking_ns(slot)) / 1e6 for slot, ns in zip(slots, lasted_ns, strict=True)]
+    backward = [(ns - assembly.foreign_ns(slot)) / 1e6 for slot, ns in zip(slots, lasted_ns, strict=True)]
     return [*forward, *backward, 0.0]
 
 

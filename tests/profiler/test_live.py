@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +99,36 @@ def test_it_is_the_profile_of_the_ordinary_session(kind: str, pressure: bool) ->
     ours, theirs = without_times(live), without_times(ordinary)
     for name in theirs.__dataclass_fields__:
         assert getattr(ours, name) == getattr(theirs, name), name
+
+
+def test_making_room_is_no_part_of_an_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    model, forward = ZOO["convolutions"]()
+    pause_s, evict = 0.3, Evictor._evict_cheapest
+    calls = {"forward": 0, "backward": 0}
+    part = "forward"
+
+    def slowly(*args: Any) -> int:
+        calls[part] += 1
+        time.sleep(pause_s)
+        return evict(*args)
+
+    with holding() as evictor, without_collector():
+        monkeypatch.setattr(Evictor, "_evict_cheapest", slowly)
+        start_bytes = evictor.live.now()
+        evictor.set_budget(start_bytes + 200_000)
+        evictor.begin_step(RunStats())
+        trace = LiveTrace([model], Step(evictor), start_bytes)
+        trace.open()
+        with trace.around_call():
+            loss = forward()
+        trace.close_forward()
+        part = "backward"
+        evictor.set_budget(evictor.live.now())  # so that the first gradient asks for room
+        loss.backward()
+        profile = trace.profile(LINK, "")
+    assert min(calls.values()) > 0
+    assert 0 < profile.step_ms < 1000 * pause_s
 
 
 def test_it_can_be_planned_and_the_plan_runs() -> None:
