@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from .moving import MovingPlan, MovingPlanner
 
 MANUAL: Final = "manual"  # the policy, and the status, of decisions that a person made
+CALLED_AGAIN: Final = (
+    "the step calls the model several times: what is predicted has the plan in the first call alone, while each call "
+    "follows it, and takes less memory and more time than that; plan for region 'step', which covers all of them"
+)
 
 
 def pack_plan(
@@ -53,7 +57,7 @@ def pack_plan(
         lower_bound_ms=planned.lower_bound_ms,
         gap=planned.gap,
         status=MANUAL if policy == MANUAL else planned.status,
-        notes=(*planned.notes, *modelled_notes(profile)),
+        notes=(*planned.notes, *notes_of(dataflow, planned.schedule)),
         choices=planned.rows,
         schedule=planned.schedule,
         expected=expected_ops(dataflow),
@@ -112,9 +116,17 @@ def _gathered(dataflow: Dataflow, schedule: Schedule) -> tuple[int, ...]:
     return tuple(sorted(value for value in read if dataflow.gathering.is_gathered(value)))
 
 
-def modelled_notes(profile: Profile) -> tuple[str, ...]:
-    """What of a profile was not measured: a plan that was made from it says so too."""
-    return tuple(note for note in profile.notes if "modelled" in note)
+def notes_of(dataflow: Dataflow, schedule: Schedule) -> tuple[str, ...]:
+    """What any plan says of its profile and region: what was not measured, and what the prediction leaves out."""
+    modelled = tuple(note for note in dataflow.profile.notes if "modelled" in note)
+    return (*modelled, CALLED_AGAIN) if schedule.actions and _calls_again(dataflow) else modelled
+
+
+def _calls_again(dataflow: Dataflow) -> bool:
+    """Whether all modules of the region run once more after it."""
+    profile, region = dataflow.profile, dataflow.forward_slots
+    within = {profile.ops[slot].module for slot in region} - {""}
+    return bool(within) and within <= {op.module for op in profile.ops[region.stop : profile.forward_ops]}
 
 
 def expected_ops(dataflow: Dataflow) -> tuple[ExpectedOp, ...]:

@@ -14,7 +14,7 @@ from ..simulator.pressed import least_bytes, pressed
 from .evaluation import StageEvaluator, verified_timeline
 from .hooked import dataflow_of
 from .options import PlanOptions
-from .plan_building import modelled_notes, pack_plan
+from .plan_building import notes_of, pack_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def _lowered(dataflow: Dataflow, plan: Plan, budget_bytes: int) -> tuple[Plan, T
     evaluation = StageEvaluator(dataflow).evaluate(plan.decisions, budget_bytes)
     needed_bytes = max(plan.budget_bytes, evaluation.timeline.peak_bytes)
     timeline = verified_timeline(dataflow, evaluation.schedule, plan.decisions, needed_bytes)
-    told = tuple(note for note in plan.notes if note not in modelled_notes(dataflow.profile))
+    told = tuple(note for note in plan.notes if note not in notes_of(dataflow, plan.schedule))
     note = f"made for {format_bytes(budget_bytes)}, where it needs more: what it keeps leaves to make up for that"
     outcome = PolicyOutcome(
         plan.decisions,

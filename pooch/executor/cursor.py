@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+from ..ir import ExpectedOp
+from ..torchtools.operators import MODE_ALONE
 
 # Values that a step itself numbers. A plan numbers its own from 0.
 FIRST_VALUE = 2**40
@@ -98,13 +102,18 @@ class NativeUse:
     A program may look for modes itself, and do other things where it finds one. Where the watch leaves a
     path that it has never followed to its end, the mode is back for later steps.
 
+    Args:
+        expected: The ops of the path. Where PyTorch runs one of them under a mode alone, the mode is there from the
+            first step on.
+
     Attributes:
         is_refused: Whether the mode is to watch.
         is_proven: Whether the watch has followed the path to its end.
     """
 
-    def __init__(self) -> None:
-        self.is_refused = self.is_proven = self._is_proven_by_mode = False
+    def __init__(self, expected: Iterable[ExpectedOp] = ()) -> None:
+        self.is_refused = any(op.name in MODE_ALONE for op in expected)
+        self.is_proven = self._is_proven_by_mode = False
 
     def completed(self, cursor: Cursor) -> None:
         """Note that a step has followed the path to its end."""

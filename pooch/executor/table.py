@@ -206,7 +206,7 @@ class ActionTable:
             recogniser=OpRecogniser(plan.expected),
             copies=CopyTable.of(plan),
             native_path=native_path,
-            native_use=NativeUse(),
+            native_use=NativeUse(plan.expected),
             acts_natively=acts_natively,
             has_graphs=has_graphs,
         )
@@ -232,7 +232,7 @@ class ActionTable:
         if self.native_path is not None:
             self.native_path.take_any_sizes()
         recogniser = OpRecogniser(self.expected, has_any_sizes=True)
-        return replace(self, recogniser=recogniser, native_use=NativeUse(), has_any_sizes=True)
+        return replace(self, recogniser=recogniser, native_use=NativeUse(self.expected), has_any_sizes=True)
 
 
 def _as_many(sizes: re.Match[str]) -> str:

@@ -45,8 +45,9 @@ def assembled_profile(
     points += persistent_bytes
     points[2 * assembly.forward_ops :] -= released_bytes
     begin, end = assembly.recorder.model_extent()
+    name = options.workload or type(model).__name__
     return Profile(
-        workload=options.workload or type(model).__name__,
+        workload=name.encode("utf-8", "backslashreplace").decode(),  # as bytes of a path that are no text
         ops=tuple(_ops(assembly, points.tolist(), times_ms, hooked_bytes)),
         values=values,
         anchors=_anchors(assembly, values),

@@ -62,6 +62,9 @@ _RUNS_OTHERS = {
     "aten::affine_grid_generator": "aten::affine_grid_generator",
     "aten::_sparse_addmm": "aten::_sparse_addmm",
 }
+# Overloads that PyTorch calls only if a dispatch mode is there, beside other ops than without one: `ctc_loss` keeps
+# lengths in tensors then, and makes lists of them otherwise.
+MODE_ALONE = {"aten._ctc_loss.Tensor"}
 # Other views check their extent against the storage, which is empty while its bytes are off the device.
 _READ_NOTHING = {"aten::detach", "aten::alias"}
 # It tells the allocator who uses the memory. The schema declares a write, but it accesses no contents.

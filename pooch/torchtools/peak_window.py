@@ -24,6 +24,7 @@ from .cpu_allocator import CountingAllocator, counting_allocator
 from .malloc import trim_freed_memory
 from .memory_trace import MemoryTrace, MemoryTracer, live_tensors, marker
 from .tensors import storage_key
+from .watch import address_of
 
 _MARK = "mark of a window"
 
@@ -63,9 +64,10 @@ class PeakWindow:
                 return False
             counted = _counted()
             gc.collect()
-            self._at_start = _live_storages()
-            self.start_bytes = sum(size for _, size in self._at_start)
             recorder = counted or _Traced()
+            storages = _live_storages()
+            self.start_bytes = sum(storage.nbytes() for storage in storages)
+            self._at_start = [(weakref.ref(each), each.nbytes()) for each in storages if not recorder.sees_end_of(each)]
             self._replace(torch.autograd, "_engine_run_backward", self._around_backward)
             self._replace(torch.autograd.profiler, "_prepare_profiler", self._before_a_profiler)
             recorder.start()
@@ -145,9 +147,8 @@ class PeakWindow:
         return original(*args, **kwargs)
 
 
-def _live_storages() -> list[tuple[weakref.ref[torch.UntypedStorage], int]]:
-    storages = {storage_key(t): t.untyped_storage() for t in live_tensors()}
-    return [(weakref.ref(storage), storage.nbytes()) for storage in storages.values()]
+def _live_storages() -> list[torch.UntypedStorage]:
+    return list({storage_key(t): t.untyped_storage() for t in live_tensors()}.values())
 
 
 class _Traced:
@@ -158,8 +159,12 @@ class _Traced:
         self._died_bytes: list[int] = []
         self.start = self._tracer.start
 
+    def sees_end_of(self, storage: torch.UntypedStorage) -> bool:
+        """Returns whether the end of what is live at the start takes its bytes off: of nothing here, see `_highest`."""
+        return False
+
     def mark(self, died_bytes: int) -> None:
-        """Makes everything up to now count; `died_bytes` of what was live at the start are gone."""
+        """Makes everything up to now count; `died_bytes` of what was live at the start and unseen are gone."""
         with marker(f"{_MARK} {len(self._died_bytes)}"):
             pass
         self._died_bytes.append(died_bytes)
@@ -176,12 +181,17 @@ class _Traced:
         starts = [each.start_ns for each in trace.markers if each.name.startswith(_MARK)]
         marks = list(zip(starts, self._died_bytes, strict=True))
         live = highest = taken_off = reached = 0
+        made: set[int] = set()
         for event in trace.events:
             while reached < len(marks) and event.time_ns >= marks[reached][0]:
                 died = marks[reached][1]
                 live, taken_off, reached = live - (died - taken_off), died, reached + 1
             if reached == len(marks):
                 break
+            if event.size_bytes > 0:
+                made.add(event.pointer)
+            elif event.pointer not in made:
+                continue  # the profiler knows it from an earlier session: it was live at the start
             live += event.size_bytes
             highest = max(highest, live)
         return highest
@@ -199,8 +209,12 @@ class _Counted:
         self._allocator.reset_peak()
         self._before_bytes = self._allocator.live_bytes()
 
+    def sees_end_of(self, storage: torch.UntypedStorage) -> bool:
+        """Returns whether the end of what is live at the start takes its bytes off, as of what was counted before."""
+        return self._allocator.knows(address_of(storage))
+
     def mark(self, died_bytes: int) -> None:
-        """Makes everything up to now count; `died_bytes` of what was live at the start are gone."""
+        """Makes everything up to now count; `died_bytes` of what was live at the start and unseen are gone."""
         self._highest = max(self._highest, self._allocator.peak_bytes() - self._before_bytes - self._died_bytes)
         self._died_bytes = died_bytes
         self._allocator.reset_peak()

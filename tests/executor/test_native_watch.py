@@ -247,6 +247,33 @@ def test_ops_in_place_stand_for_those_that_a_mode_sees(decide: Any, monkeypatch:
     assert not run._table.native_use.is_refused
 
 
+class Aligned(nn.Module):
+    """The loss of speech recognition runs other ops if a dispatch mode is there, beside an overload of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(16, 12)
+        self.register_buffer("targets", torch.randint(1, 12, (2, 3)))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        steps, samples = rows.shape[:2]
+        scores = self.mix(rows).tanh().sin().log_softmax(-1)
+        return functional.ctc_loss(scores, self.targets, torch.full((samples,), steps), torch.tensor([3, 2]))
+
+
+@pytest.mark.cpu
+def test_a_loss_that_runs_other_ops_under_a_mode_follows_its_plan_from_the_first_step_on() -> None:
+    torch.manual_seed(0)
+    model, rows = Aligned(), torch.rand(8, 2, 16)
+    expected = torch.autograd.grad(model(rows), list(model.parameters()))
+    with apply_plan(planned(model, rows, mixed), model, on_mismatch="error") as run:
+        for _ in range(3):
+            found = torch.autograd.grad(model(rows), list(model.parameters()))
+            assert all(map(torch.equal, found, expected))
+    assert run.totals.steps == 3
+    assert run.totals.steps_off_path == 0
+
+
 class AddsEitherWay(nn.Module):
     """Adds in place when told to."""
 

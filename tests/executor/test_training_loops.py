@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from pooch.api.manual import plan_from_decisions
 from pooch.executor import Run, apply_plan
 from pooch.ir import Choice, Region
 from tests.executor.nets import Job, make_job
@@ -96,6 +97,20 @@ def test_several_forwards_before_one_backward(choice: str, region: Region) -> No
         return {"loss": total.detach()}
 
     compare(loop, "conv", choice, region)
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_plan_of_a_model_that_a_step_calls_several_times_says_what_its_prediction_leaves_out(calls: int) -> None:
+    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 16))
+    batches = [torch.rand(64, 16) for _ in range(calls)]
+    profile = quick_profile(lambda: torch.stack([model(rows).sum() for rows in batches]).sum(), model)
+    told: dict[Region, list[str]] = {}
+    regions: list[Region] = ["model", "step"]
+    for region in regions:
+        plan = plan_from_decisions(profile, all_of(profile, "swap", region), region=region)
+        told[region] = [note for note in plan.notes if "calls the model several times" in note]
+    assert len(told["model"]) == (calls > 1)
+    assert told["step"] == []
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -395,6 +395,25 @@ def test_a_plan_that_does_nothing_is_measured_too() -> None:
     assert_same(expected, training.state())
 
 
+@pytest.mark.usefixtures("without_floor")
+@pytest.mark.cpu
+def test_what_a_loop_holds_into_the_next_step_makes_no_peak_smaller() -> None:
+    training = Training()
+    outputs = None
+    peaks: list[int] = []
+    with watched(training, plan_of(training, share=1.0), measure_every=1) as run:
+        for _ in range(3):
+            training.optimizer.zero_grad()
+            loss = training.loss()
+            outputs = torch.ones(2**18)  # what it had of the last step is freed here
+            loss.backward()
+            training.optimizer.step()
+            assert run.stats.peak_bytes is not None
+            peaks.append(run.stats.peak_bytes)
+    assert outputs is not None
+    assert peaks[1:] == peaks[:1] * 2
+
+
 def wide(training: Training, number: int) -> None:
     """In steps 4 and 5, rows that the plan does not know are there eight times at once."""
     training.optimizer.zero_grad()

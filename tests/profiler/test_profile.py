@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,18 @@ from torch import Tensor, nn
 from pooch.errors import ProfileError
 from pooch.ir import Profile
 from pooch.ir.consistency import check_profile
+from pooch.profiler import ProfileOptions, profile_step
 from tests.executor.nets import KINDS, make_job
-from tests.executor.support import assert_same, profile_job, quick_profile
+from tests.executor.support import LINK, assert_same, profile_job, quick_profile
+
+
+def test_a_workload_in_a_file_whose_name_is_no_text_can_be_saved(tmp_path: Path) -> None:
+    job = make_job(KINDS[0])
+    options = ProfileOptions(warmup=0, workload=os.fsdecode(b"train\xff.py:make"))
+    profile = profile_step(job.forward, job.model, job.optimizer, LINK, options).profile
+    profile.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == profile
+    assert profile.workload.startswith("train")
 
 
 @pytest.mark.parametrize("mode", ["run", "offload"])
