@@ -125,6 +125,7 @@ class StepDriver:
         self._backward.start()
         self._uncalled = UncalledSteps(weakly(self.uncalled_region))
         self._are_uncalled, self._calls_in_a_row = False, 0  # whether steps are expected without a call; steps with one
+        self._has_part_begun = False  # whether the call of a part on its own has begun the last step
         self._compiled = CallsEverywhere(weakly(self.compiled_call))
         self._compiled.begin()
         self._staying = Staying(evictor, lambda: governed.living, persistence.states)
@@ -285,6 +286,7 @@ class StepDriver:
             self.evictor.rest()
             return False
         if self._running is None:
+            self._has_part_begun = number < 0 and quiet is not None
             try:
                 with torch._C.DisableTorchFunction():
                     self._begin(number, args, kwargs, quiet)
@@ -647,6 +649,9 @@ class StepDriver:
             compiled: What was compiled.
         """
         self.governed.release_parts()
+        running = self._running
+        if running is not None and running.is_of_this_thread and self._has_part_begun:
+            self._are_uncalled, self._calls_in_a_row = True, 0  # no part's call is seen that could begin the next step
         module = getattr(compiled, "__self__", compiled)
         if isinstance(module, torch.nn.Module) and self.governed.is_governed(module) and not self.here.is_within_call:
             self.governed.release(module)

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from traceback import walk_stack
 from typing import Any, Protocol
 
 import torch
 
+from ..ground.weakly import weakly
 from ..torchtools.mode_stacks import LooseStack
 from ..torchtools.outside import changed_in_place
-from ..torchtools.standing_aside import StepHooks
+from ..torchtools.standing_aside import CompiledCalls, StepHooks
 from .stacks import has_own_hooks
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
@@ -77,7 +78,7 @@ class UncalledSteps:
         stack = LooseStack()
         self._waiting.append(stack)
         self._here.waiting = stack  # before hooks are in place, since Ctrl-C may come at any time
-        stack.enter_context(StepHooks(self._pack, _unpack))
+        stack.enter_context(StepHooks(self._pack, _unpack, calls=_AfterFirstOp(self._compiled_call_begins)))
 
     def leave(self) -> None:
         """Wait no longer in the calling thread, and leave the region that has begun there, if one has."""
@@ -113,6 +114,13 @@ class UncalledSteps:
                 return unpack, pack(tensor)
         return tensor, tensor._version
 
+    def _compiled_call_begins(self) -> bool:
+        """Wait no longer if a step has begun, the first op of which is over then, and return whether one has."""
+        has_begun = self._here.region is not None
+        if has_begun:
+            self._wait_no_longer()
+        return has_begun
+
     def _begin(self) -> None:
         if _is_transformed():
             self.expect()
@@ -129,6 +137,22 @@ class UncalledSteps:
         else:
             region.__exit__(None, None, None)
             self.expect()
+
+
+class _AfterFirstOp(CompiledCalls):
+    """A compiled call of a step that has begun without a call. As long as none has begun, it is not governed.
+
+    Args:
+        call_begins: A method that returns whether one has, and takes the hooks that wait away then. Its object is not
+            kept alive.
+    """
+
+    def __init__(self, call_begins: Callable[[], bool]) -> None:
+        self._call_begins = weakly(call_begins)
+
+    def begins(self, options: Callable[[], Mapping[str, Any]]) -> bool:
+        """Leave the call to the hooks of the step."""
+        return bool(self._call_begins())
 
 
 def _is_transformed() -> bool:

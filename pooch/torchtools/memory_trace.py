@@ -286,7 +286,12 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
-_is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor  # by `torch.vmap` and the like: it has no memory
+def _is_wrapped(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor stands for another one, by `torch.vmap` and the like: it has no memory.
+
+    AOTAutograd may leave functional ones behind, depending on when the garbage collector ran, and their storages raise.
+    """
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor)
 
 
 def _has_memory(kind: type) -> bool:

@@ -227,3 +227,15 @@ def test_tensors_of_every_layout_that_were_there_before_are_counted(kind: str) -
     finally:
         counter.close()
     del kept
+
+
+def test_functional_tensors_that_tracing_has_left_behind_count_for_nothing() -> None:
+    """AOTAutograd may leave some, and asking for their addresses raises."""
+    model = torch.nn.Linear(64, 64)
+    before = live_bytes.live_bytes(torch.device("cpu"))
+    left = torch._to_functional_tensor(model.weight.detach())
+    assert live_bytes.live_bytes(torch.device("cpu")) == before
+    with pooch.auto(model, "1GiB") as auto:
+        model(torch.randn(8, 64)).sum().backward()
+    assert auto.summary().steps == 1
+    assert torch._is_functional_tensor(left)
