@@ -13,7 +13,6 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from ..executor.evictor import Evictor
@@ -27,6 +26,7 @@ from ..machine.growing import GrowingBudget
 from ..machine.persistent import KINDS, Kind, Moved
 from ..torchtools.calls import compiled_part
 from ..torchtools.module_tensors import module_tensors, parameters_of
+from ..torchtools.optimizer_hooks import after_steps, before_steps
 from ..torchtools.standing_aside import CallsEverywhere
 from ..torchtools.tensors import gradient_of
 from ..torchtools.threads import is_alone
@@ -86,8 +86,8 @@ class Persistence:
         self._moved_in: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # of models that do not fit
         self._has_missed = False  # whether the budget was passed in the last step, or in an optimizer's after it
         self._has_passed_by = False  # whether that was not under it
-        self._hook = register_optimizer_step_post_hook(weakly(self.optimizer_stepped))
-        self._before_steps: RemovableHandle = register_optimizer_step_pre_hook(weakly(self.optimizer_steps))
+        self._hook = after_steps(weakly(self.optimizer_stepped))
+        self._before_steps: RemovableHandle = before_steps(weakly(self.optimizer_steps))
         self._calls = CallsEverywhere(weakly(self.compiled_call_begins))
         self._models: Sequence[weakref.ref[torch.nn.Module]] = ()
         self._unseen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models, until a step begins
@@ -133,8 +133,8 @@ class Persistence:
             stepped, steps = quiet_steps.after_step(stepped), quiet_steps.after_step(steps)
         self._hook.remove()
         self._before_steps.remove()
-        self._hook = register_optimizer_step_post_hook(stepped)
-        self._before_steps = register_optimizer_step_pre_hook(steps)
+        self._hook = after_steps(stepped)
+        self._before_steps = before_steps(steps)
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note that an optimizer has made a step, with as much state as it will have."""

@@ -441,3 +441,42 @@ def test_dynamo_looks_at_nothing_of_ours() -> None:
     options: dict[str, Any] = {"env": child_environment(), "text": True, "timeout": 240}
     plain, governed = (subprocess.check_output([*command, budget], **options) for budget in ("plain", "1GiB"))
     assert plain == governed
+
+
+STEPPED = """
+import sys
+from pathlib import Path
+import torch
+import pooch
+from torch._dynamo import convert_frame
+from torch._dynamo.utils import counters
+
+folder, looked_at = str(Path(pooch.__file__).parent), []
+
+def look(self, frame, *others, original=convert_frame.ConvertFrame.__call__, **options):
+    looked_at.append(frame.f_code.co_filename)
+    return original(self, frame, *others, **options)
+
+convert_frame.ConvertFrame.__call__ = look
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.GELU()) for _ in range(4)))
+optimizer = torch.optim.AdamW(model.parameters())
+if sys.argv[1] != "plain":
+    auto = pooch.auto(model, sys.argv[1], quiet=True)
+step = torch.compile(optimizer.step, backend="aot_eager")
+for _ in range(6):
+    model(torch.randn(64, 32)).square().mean().backward()
+    step()
+    optimizer.zero_grad()
+numbers = sum(parameter.double().sum().item() for parameter in model.parameters())
+print(counters["stats"]["unique_graphs"], numbers, [name for name in looked_at if name.startswith(folder)])
+"""
+
+
+def test_a_compiled_step_of_an_optimizer_is_compiled_once() -> None:
+    """Hooks on all optimizers' steps run within it. In processes of their own, as above."""
+    command = [sys.executable, "-c", STEPPED]
+    options: dict[str, Any] = {"env": child_environment(), "text": True, "timeout": 240}
+    plain, *governed = (subprocess.check_output([*command, budget], **options) for budget in ("plain", "60%", "60KiB"))
+    assert governed == [plain] * 2
+    assert plain.split()[0] == "1"
