@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from ..executor.evictor import Evictor
@@ -26,7 +27,7 @@ from ..machine.growing import GrowingBudget
 from ..machine.persistent import KINDS, Kind, Moved
 from ..torchtools.calls import compiled_part
 from ..torchtools.module_tensors import module_tensors, parameters_of
-from ..torchtools.optimizer_hooks import after_steps, before_steps
+from ..torchtools.optimizer_hooks import after_steps, before_steps, not_traced
 from ..torchtools.standing_aside import CallsEverywhere
 from ..torchtools.tensors import gradient_of
 from ..torchtools.threads import is_alone
@@ -127,14 +128,14 @@ class Persistence:
         Args:
             quiet_steps: Runs these natively, if anything does.
         """
-        stepped: Callable[..., None] = weakly(self.optimizer_stepped)
-        steps: Callable[..., None] = weakly(self.optimizer_steps)
+        stepped: Callable[..., None] = not_traced(weakly(self.optimizer_stepped))
+        steps: Callable[..., None] = not_traced(weakly(self.optimizer_steps))
         if quiet_steps is not None:  # which has the same to ask before an optimizer's step as after it
             stepped, steps = quiet_steps.after_step(stepped), quiet_steps.after_step(steps)
         self._hook.remove()
         self._before_steps.remove()
-        self._hook = after_steps(stepped)
-        self._before_steps = before_steps(steps)
+        self._hook = register_optimizer_step_post_hook(stepped)
+        self._before_steps = register_optimizer_step_pre_hook(steps)
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note that an optimizer has made a step, with as much state as it will have."""

@@ -16,15 +16,15 @@ _SKIPPED = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameA
 
 def before_steps(hook: Hook) -> RemovableHandle:
     """Have a hook called with each optimizer that is about to step, and its arguments."""
-    return register_optimizer_step_pre_hook(_not_traced(hook))
+    return register_optimizer_step_pre_hook(not_traced(hook))
 
 
 def after_steps(hook: Hook) -> RemovableHandle:
     """Have a hook called with each optimizer that has stepped, and its arguments."""
-    return register_optimizer_step_post_hook(_not_traced(hook))
+    return register_optimizer_step_post_hook(not_traced(hook))
 
 
-def _not_traced(hook: Hook) -> Hook:
+def not_traced(hook: Hook) -> Hook:
     """Return what calls a hook, of which Dynamo compiles nothing.
 
     `torch._dynamo.disable` does the same, but imports Dynamo.
