@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 from .units import format_bytes, plural
 
@@ -20,6 +21,13 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     by_lower = {each.lower(): each for each in names}
     close = [by_lower[each] for each in difflib.get_close_matches(name.lower(), by_lower, n=2, cutoff=cutoff)]
     return f"did you mean {' or '.join(close)}?" if close else f"choose one of {', '.join(names)}"
+
+
+def why_no_file(path: Path) -> str:
+    """Return what a path is that is not one of a file, as the end of a sentence."""
+    if path.is_dir():
+        return "is a folder"
+    return "is not a regular file" if path.exists() else "does not exist"
 
 
 def error_text(error: BaseException, otherwise: str = "") -> str:

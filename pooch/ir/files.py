@@ -211,7 +211,7 @@ def _bytes_of(path: str | Path) -> bytes:
 
 def _object_of(read: bytes, path: str | Path) -> dict[str, Any]:
     try:
-        text = read.decode()
+        text = read.decode("utf-8-sig")  # some editors begin a text with a byte order mark
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path} is a binary file, not a Pooch profile or plan: check the path") from error
     try:

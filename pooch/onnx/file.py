@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..ground.errors import UnknownWorkload, WorkloadError
+from ..ground.wording import why_no_file
 from ..workloads.base import Workload
 
 REMEDY = "pip install onnx onnxruntime onnxscript"  # an extra has no name that pip finds in every environment
@@ -20,9 +21,7 @@ def onnx_function(name: str) -> Callable[..., Workload]:
         WorkloadError: the onnx package is not installed.
     """
     if not Path(name).is_file():
-        exists, is_folder = Path(name).exists(), Path(name).is_dir()
-        how = "is a folder" if is_folder else "is not a regular file" if exists else "does not exist"
-        raise UnknownWorkload(f"the ONNX file {name!r} {how}: check the path")
+        raise UnknownWorkload(f"the ONNX file {name!r} {why_no_file(Path(name))}: check the path")
     require("onnx", f"the workload {name!r}")
     from .workload import onnx_builder
 

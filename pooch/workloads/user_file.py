@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ..ground.errors import UnknownWorkload, WorkloadError, first_line
+from ..ground.wording import why_no_file
 
 EXAMPLE = (
     'def make(batch_size=8, device="cpu"): model, data = ..., ...; optimizer = ...; '
@@ -29,7 +30,7 @@ def load_function(path_text: str, function_name: str) -> Callable[..., Any]:
     """
     path = Path(path_text)
     if not path.is_file():
-        raise UnknownWorkload(f"the workload file {path_text!r} does not exist: check the path")
+        raise UnknownWorkload(f"the workload file {path_text!r} {why_no_file(path)}: check the path")
     module = _import_file(path)
     function = getattr(module, function_name, None)
     if function is None:

@@ -194,6 +194,12 @@ def test_not_json(tmp_path: Path) -> None:
     assert "is not JSON" in failure(Profile, path)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_profile(profile: Profile, tmp_path: Path) -> None:
+    profile.save(tmp_path / "profile.json")
+    (tmp_path / "marked.json").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "profile.json").read_bytes())
+    assert Profile.load(tmp_path / "marked.json") == profile
+
+
 def test_binary(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_bytes(b"\x80\x02}q\x00.")

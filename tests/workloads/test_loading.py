@@ -99,6 +99,11 @@ def test_files_that_are_not_there(name: str, told: str) -> None:
     assert told in refusal(name)
 
 
+def test_a_folder_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "net.py").mkdir()
+    assert "is a folder" in refusal(f"{tmp_path / 'net.py'}:make")
+
+
 @pytest.mark.parametrize(
     ("text", "told"), [("import nonexistent_thing", "ModuleNotFoundError"), ("def f(:", "SyntaxError"), ("1/0", "Zero")]
 )
