@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..ground.weakly import weakly
-from ..torchtools.optimizer_hooks import after_steps, before_steps
+from ..torchtools.optimizer_hooks import not_traced
 from ..torchtools.tensors import find_tensors, storage_bytes
 
 
@@ -26,8 +27,8 @@ class OptimizerWatch:
         self._appeared = weakly(appeared)
         self._before_bytes: weakref.WeakKeyDictionary[torch.optim.Optimizer, int | None] = weakref.WeakKeyDictionary()
         self._most_bytes = 0  # of the state of all optimizers, after the first step of any
-        before, after = weakly(self._before), weakly(self._after)
-        self._hooks = [before_steps(before), after_steps(after)]
+        before, after = not_traced(weakly(self._before)), not_traced(weakly(self._after))
+        self._hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if optimizer not in self._before_bytes:

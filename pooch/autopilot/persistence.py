@@ -27,7 +27,7 @@ from ..machine.growing import GrowingBudget
 from ..machine.persistent import KINDS, Kind, Moved
 from ..torchtools.calls import compiled_part
 from ..torchtools.module_tensors import module_tensors, parameters_of
-from ..torchtools.optimizer_hooks import after_steps, before_steps, not_traced
+from ..torchtools.optimizer_hooks import not_traced
 from ..torchtools.standing_aside import CallsEverywhere
 from ..torchtools.tensors import gradient_of
 from ..torchtools.threads import is_alone
@@ -87,8 +87,8 @@ class Persistence:
         self._moved_in: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # of models that do not fit
         self._has_missed = False  # whether the budget was passed in the last step, or in an optimizer's after it
         self._has_passed_by = False  # whether that was not under it
-        self._hook = after_steps(weakly(self.optimizer_stepped))
-        self._before_steps: RemovableHandle = before_steps(weakly(self.optimizer_steps))
+        self._hook = register_optimizer_step_post_hook(not_traced(weakly(self.optimizer_stepped)))
+        self._before_steps: RemovableHandle = register_optimizer_step_pre_hook(not_traced(weakly(self.optimizer_steps)))
         self._calls = CallsEverywhere(weakly(self.compiled_call_begins))
         self._models: Sequence[weakref.ref[torch.nn.Module]] = ()
         self._unseen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models, until a step begins

@@ -84,8 +84,7 @@ class StepAssembly:
     def foreign_ns(self, slot: int) -> int:
         """Returns what of the time of a backward op is not its own: making room, and the unpacks that begin a graph."""
         span = self.spans[slot]
-        unpacking = span.name == GRAPH and slot >= self.forward_ops
-        return _within(span, self._room_spans) + (_within(span, self._unpack_spans) if unpacking else 0)
+        return _within(span, self._room_spans) + (_within(span, self._unpack_spans) if span.name == GRAPH else 0)
 
     @cached_property
     def measured_points(self) -> numpy.ndarray:

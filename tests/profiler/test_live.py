@@ -52,8 +52,14 @@ ZOO: dict[str, Callable[[], Made]] = {
 }
 
 
-def recorded(model: nn.Module, forward: Callable[[], Tensor], evictor: Evictor, budget_bytes: int) -> Profile:
-    """The profile of a step under a budget, in bytes above what is live before."""
+def recorded(
+    model: nn.Module,
+    forward: Callable[[], Tensor],
+    evictor: Evictor,
+    budget_bytes: int,
+    between: Callable[[], None] = lambda: None,
+) -> Profile:
+    """The profile of a step under a budget, in bytes above what is live before. `between` comes before its backward."""
     start_bytes = evictor.live.now()
     evictor.set_budget(start_bytes + budget_bytes)
     evictor.begin_step(RunStats())
@@ -62,6 +68,7 @@ def recorded(model: nn.Module, forward: Callable[[], Tensor], evictor: Evictor, 
     with trace.around_call():
         loss = forward()
     trace.close_forward()
+    between()
     loss.backward()
     return trace.profile(LINK, "")
 
@@ -113,20 +120,14 @@ def test_making_room_is_no_part_of_an_op(monkeypatch: pytest.MonkeyPatch) -> Non
         time.sleep(pause_s)
         return evict(*args)
 
-    with holding() as evictor, without_collector():
-        monkeypatch.setattr(Evictor, "_evict_cheapest", slowly)
-        start_bytes = evictor.live.now()
-        evictor.set_budget(start_bytes + 200_000)
-        evictor.begin_step(RunStats())
-        trace = LiveTrace([model], Step(evictor), start_bytes)
-        trace.open()
-        with trace.around_call():
-            loss = forward()
-        trace.close_forward()
+    def turn() -> None:
+        nonlocal part
         part = "backward"
         evictor.set_budget(evictor.live.now())  # so that the first gradient asks for room
-        loss.backward()
-        profile = trace.profile(LINK, "")
+
+    with holding() as evictor, without_collector():
+        monkeypatch.setattr(Evictor, "_evict_cheapest", slowly)
+        profile = recorded(model, forward, evictor, 200_000, turn)
     assert min(calls.values()) > 0
     assert 0 < profile.step_ms < 1000 * pause_s
 

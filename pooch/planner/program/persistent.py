@@ -150,19 +150,20 @@ class PersistentFamilies:
         everything_out: dict[Variable, float] = {}
         link, (by_out, by_in) = profile.link, displaced(profile)
         for i in self.classes:
+            out_ms, in_ms = link.out_ms(i.size_bytes), link.in_ms(i.size_bytes)
             out = self._problem.new(f"out_{i}", float(i.count)) if i.is_written and i.gaps else None
             for g, gap in enumerate(i.gaps):
                 away = self.away[i.number, g]
                 if out is not None:
                     self._problem += out >= away, f"copied_out_{i}_{g}"
                 if gap.is_copied_back:
-                    self._displaced[away] = by_in.by(link.in_ms(i.size_bytes))
-                    ending.setdefault(gap.due, {})[away] = link.in_ms(i.size_bytes)
+                    ending.setdefault(gap.due, {})[away] = in_ms
+                    self._displaced[away] = by_in.by(in_ms)
                 if gap.follows_write:
-                    beginning.setdefault(gap.first % len(self.marks), {})[away] = link.out_ms(i.size_bytes)
+                    beginning.setdefault(gap.first % len(self.marks), {})[away] = out_ms
             if out is not None:
-                everything_out[out] = link.out_ms(i.size_bytes)
-                self._displaced[out] = by_out.by(everything_out[out])
+                everything_out[out] = out_ms
+                self._displaced[out] = by_out.by(out_ms)
         early = self._balance("early", self._in, ending, sign=-1.0)
         late = self._balance("late", self._out, beginning, sign=1.0)
         self._problem += self._out[-1] >= weighted(everything_out), "moved_out_all"

@@ -74,8 +74,9 @@ class StepProgram:
         self._add_host(host_budget_bytes)
         if self.persistent is not None:
             self._add_optimizer(self.persistent)
-        self._add_work()
-        self.problem += weighted(dict.fromkeys(self.duration, 1.0)), "step_ms"
+        step_ms = weighted(dict.fromkeys(self.duration, 1.0))
+        self._add_work(step_ms)
+        self.problem += step_ms, "step_ms"
 
     def decisions(self, values: Mapping[str, float]) -> dict[int, Choice]:
         """What a solution says, for all activations (those left out are kept)."""
@@ -158,12 +159,12 @@ class StepProgram:
         else:
             self.problem += duration >= out_ms + in_ms, f"copying_{t}"
 
-    def _add_work(self) -> None:
+    def _add_work(self, step_ms: Expression) -> None:
         """The step lasts as long as all compute, and all that copies displace of it."""
         work = self.replays[-1] + sum(self.marks.compute_ms) + self.copies.displaced_ms()
         if self.persistent is not None:
             work += self.persistent.displaced_ms()
-        self.problem += weighted(dict.fromkeys(self.duration, 1.0)) >= work, "work"
+        self.problem += step_ms >= work, "work"
 
     def _add_optimizer(self, persistent: PersistentFamilies) -> None:
         """The optimizer's step lasts as long as its copies do, and what is there of what outlives it fits."""
