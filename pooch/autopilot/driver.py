@@ -125,6 +125,8 @@ class StepDriver:
         self._backward.start()
         self._uncalled = UncalledSteps(weakly(self.uncalled_region))
         self._are_uncalled, self._calls_in_a_row = False, 0  # whether steps are expected without a call; steps with one
+        self._have_passed_by = False  # whether such a step has exceeded the budget after others had begun with a call
+        self._left_bytes, self._came_bytes = 0, 0  # live after the last step; what had come until a pass of no step
         self._has_part_begun = False  # whether the call of a part on its own has begun the last step
         self._compiled = CallsEverywhere(weakly(self.compiled_call))
         self._compiled.begin()
@@ -276,7 +278,7 @@ class StepDriver:
         if self._uncalled.are_expected:  # there are calls after all
             self._uncalled.leave()
             self._calls_in_a_row += 1
-            self._are_uncalled = self._calls_in_a_row < _CALLS_IN_A_ROW
+            self._are_uncalled = self._have_passed_by or self._calls_in_a_row < _CALLS_IN_A_ROW
         self._standstill.pass_by(is_in_step=True)
         if self._claim() and self._running is not None and self._running.is_over(MOST_FORWARDS):
             self._end(is_complete=False)
@@ -528,6 +530,10 @@ class StepDriver:
             self.evictor.hold()
             if running is not None:
                 self._reads_elsewhere(running)
+            else:
+                self._look_between()
+                self._live.reset_peak()
+                self._came_bytes = self._live.now() - self._left_bytes
             return
         running.is_in_backward = True
         if builds_graph and running.is_open and running.outlasts:
@@ -560,6 +566,7 @@ class StepDriver:
         else:
             was_known = self.budget.size_bytes is not None
             self._end(is_complete)
+            self._left_bytes = self._live.now()
             self.here.leave_call()  # such as one that trains part by part
             if is_complete and not was_known and self.budget.size_bytes is not None:
                 self._persistence.share_is_known(self.budget.size_bytes, self.budget.share)
@@ -572,11 +579,18 @@ class StepDriver:
     def _ended_uncalled(self) -> None:
         """Expect the next step without a call, if a backward pass that is over shows that there is none."""
         if not self._are_uncalled:
-            if self._steps or not self.governed.have_gradients:
+            is_first = not self._steps
+            if not self.governed.have_gradients or not (is_first or self._has_passed_by()):
                 return
-            self._remarks.uncalled()
+            self._remarks.uncalled(is_first=is_first)
             self._persistence.step_passed_by()
         self.expect_uncalled()
+
+    def _has_passed_by(self) -> bool:
+        """Whether a backward pass of no step exceeded the budget, and what had come since the last step explains it."""
+        size_bytes, peak_bytes = self.budget.size_bytes, self._live.peak()
+        self._have_passed_by = size_bytes is not None and peak_bytes - self._came_bytes <= size_bytes < peak_bytes
+        return self._have_passed_by
 
     def _ends_quietly(self, running: RunningStep) -> bool:
         """Whether a step is over for which nothing was done, and nothing had to be."""

@@ -26,6 +26,10 @@ COMPILED = (
 MORE_THAN_RECORDED = (
     "it was expected to fit, but did more than when it was recorded; the next such step is recorded again"
 )
+_BEGINS_UNCALLED = "from here on, a step begins when a tensor is first saved for a backward pass"
+UNCALLED_AMONG_OTHERS = (
+    f"a step that called no governed model was not under the budget, and exceeded it: {_BEGINS_UNCALLED}"
+)
 _SINGLE_OPS = "what single ops need"
 NOTHING_LEFT = (
     "everything that can leave had left, and the rest is parameters, gradients, the optimizer's state, inputs, what "
@@ -118,9 +122,13 @@ class Remarks:
         if self._told.is_new(why):
             self._tell(f"a step could not follow its plan, and is recorded and planned again: {why}")
 
-    def uncalled(self) -> None:
-        """Tell that steps begin without a call of a model, and that one has passed by."""
-        self._tell(uncalled(1))
+    def uncalled(self, *, is_first: bool) -> None:
+        """Tell that steps begin without a call of a model, and that one has passed by.
+
+        Args:
+            is_first: Whether no step has begun with a call yet.
+        """
+        self._tell(uncalled(1) if is_first else UNCALLED_AMONG_OTHERS)
 
     def called_within_compiled(self) -> None:
         """Tell that a model is called within what was compiled of it."""
@@ -188,7 +196,4 @@ def uncalled(passes: int) -> str:
         passes: Backward passes that were not under the budget.
     """
     ended = "a backward pass" if passes == 1 else f"{passes} backward passes"
-    return (
-        f"{ended} ended before a governed model was called, and so not under the budget: from here on, a step begins "
-        "when a tensor is first saved for a backward pass"
-    )
+    return f"{ended} ended before a governed model was called, and so not under the budget: {_BEGINS_UNCALLED}"

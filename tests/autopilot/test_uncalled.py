@@ -223,15 +223,15 @@ class Parts(nn.Module):
 
 
 def of_a_model(
-    calls: Callable[[Parts, int], Tensor], budget_bytes: int | None = None
+    calls: Callable[[Parts, int], Tensor], budget_bytes: int | None = None, *, steps: int = 8
 ) -> tuple[list[Tensor], Auto | None, list[str]]:
-    """Train a model for eight steps, under `pooch.auto` if there is a budget. A plan is waited for in the fourth."""
+    """Train a model for some steps, under `pooch.auto` if there is a budget. A plan is waited for in the fourth."""
     model, told = Parts(), list[str]()
     gc.collect()
     auto = None if budget_bytes is None else Auto([model], live_bytes(CPU) + budget_bytes, tell=told.append)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with nullcontext() if auto is None else auto:
-        for step in range(8):
+        for step in range(steps):
             while step == 4 and auto is not None and auto.is_planning:
                 time.sleep(0.01)
             loss = calls(model, step)
@@ -287,6 +287,30 @@ def test_once_a_model_is_called_again_and_again_its_steps_begin_there() -> None:
     assert {key.text for key, _ in auto._driver.library.kept()} <= {"any shape", "no tensors"}
     assert not auto._driver._are_uncalled
     assert not has_own_hooks()
+
+
+@pytest.mark.parametrize("every", [2, 5])
+def test_steps_without_a_call_among_steps_with_one_are_governed_once_one_has_exceeded_the_budget(every: int) -> None:
+    def call(model: Parts, step: int) -> Tensor:
+        return model(ROWS) if (step + 1) % every else model.forward(ROWS)
+
+    plain, _, _ = of_a_model(call, steps=4 * every)
+    trained, auto, told = of_a_model(call, FEW_BYTES, steps=4 * every)
+    assert all(map(torch.equal, plain, trained))
+    assert auto is not None
+    assert auto.summary().steps == 4 * every - 1
+    assert sum("not under the budget" in line for line in told) == 1
+
+
+def test_steps_of_others_beside_a_model_that_fits_are_left_alone() -> None:
+    """The budget is not exceeded, so nothing is expected without a call."""
+    model, other = Parts(), weights()
+    with Auto([model], live_bytes(CPU) + 4 * FEW_BYTES, tell=lambda _: None) as auto:
+        for _ in range(3):
+            model(ROWS).backward()
+            loss_of(other).backward()
+            assert not auto._driver._uncalled.are_expected
+    assert auto.summary().steps == 3
 
 
 def test_the_first_saved_tensor_may_not_be_changed_in_place() -> None:
