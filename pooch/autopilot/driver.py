@@ -667,9 +667,13 @@ class StepDriver:
         if running is not None and running.is_of_this_thread and self._has_part_begun:
             self._are_uncalled, self._calls_in_a_row = True, 0  # no part's call is seen that could begin the next step
         module = getattr(compiled, "__self__", compiled)
-        if isinstance(module, torch.nn.Module) and self.governed.is_governed(module) and not self.here.is_within_call:
+        if not isinstance(module, torch.nn.Module) or self.here.is_within_call:
+            return
+        if self.governed.is_governed(module):
             self.governed.release(module)
             self._remarks.called_within_compiled()
+        elif self._running is None and torch.is_grad_enabled() and self.governed.is_part(module):
+            self.expect_uncalled()  # it begins the step
 
     def compiled_comes(self, compiled: torch.nn.Module) -> None:
         """Govern what was compiled of a governed model in place of it, as it is about to be called."""

@@ -181,6 +181,10 @@ class GovernedModels:
         """Whether a module is one of the models."""
         return any(each() is module for each in self._models)
 
+    def is_part(self, module: torch.nn.Module) -> bool:
+        """Whether a module is a part of one of the models."""
+        return any(each is module for model in self._models for each in _modules_of(model()))
+
     @property
     def is_one(self) -> bool:
         """Whether no other model was ever governed than the first."""

@@ -19,7 +19,7 @@ import torch
 from ..ground.weakly import weakly
 from ..torchtools.mode_stacks import LooseStack
 from ..torchtools.outside import changed_in_place
-from ..torchtools.standing_aside import CompiledCalls, StepHooks
+from ..torchtools.standing_aside import COMPILED, CompiledCalls, StepHooks, compiled_name
 from .stacks import has_own_hooks
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
@@ -78,7 +78,7 @@ class UncalledSteps:
         stack = LooseStack()
         self._waiting.append(stack)
         self._here.waiting = stack  # before hooks are in place, since Ctrl-C may come at any time
-        stack.enter_context(StepHooks(self._pack, _unpack, calls=_AfterFirstOp(self._compiled_call_begins)))
+        stack.enter_context(StepHooks(self._pack, _unpack, calls=_FirstCalls(self._compiled_call_begins)))
 
     def leave(self) -> None:
         """Wait no longer in the calling thread, and leave the region that has begun there, if one has."""
@@ -115,7 +115,10 @@ class UncalledSteps:
         return tensor, tensor._version
 
     def _compiled_call_begins(self) -> bool:
-        """Wait no longer if a step has begun, the first op of which is over then, and return whether one has."""
+        """Begin a step if none has begun, and wait no longer: its first op is over. Returns whether there is one."""
+        if self._here.region is None and torch.is_grad_enabled() and compiled_name() == COMPILED:
+            self.leave()
+            self._begin()
         has_begun = self._here.region is not None
         if has_begun:
             self._wait_no_longer()
@@ -139,12 +142,12 @@ class UncalledSteps:
             self.expect()
 
 
-class _AfterFirstOp(CompiledCalls):
-    """A compiled call of a step that has begun without a call. As long as none has begun, it is not governed.
+class _FirstCalls(CompiledCalls):
+    """Compiled calls of a step without a call, which the first of them begins unless an op has.
 
     Args:
-        call_begins: A method that returns whether one has, and takes the hooks that wait away then. Its object is not
-            kept alive.
+        call_begins: A method that returns whether a step has begun, and takes the hooks that wait away then. Its object
+            is not kept alive.
     """
 
     def __init__(self, call_begins: Callable[[], bool]) -> None:

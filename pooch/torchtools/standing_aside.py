@@ -415,7 +415,9 @@ def _call_begins(frame: FrameType) -> None:
     _put([pair for pair in found if pair not in theirs])
     try:
         here.is_governed = True
-        for hooks in list(here.hooks):
+        asked = set[StepHooks]()  # a step may begin or go on as another one, whose hooks are asked then
+        while (hooks := next((each for each in here.hooks if each not in asked), None)) is not None:
+            asked.add(hooks)
             here.is_governed &= hooks.calls is not None and hooks.calls.begins(options)
     finally:
         _put(theirs)

@@ -304,6 +304,28 @@ def test_parts_that_a_loop_calls_one_by_one_stay_under_the_budget_where_some_are
     assert under.summary.steps == steps
 
 
+def test_a_loop_whose_first_calls_are_those_of_compiled_parts_is_under_the_budget_from_the_first_step_on() -> None:
+    """Nothing is saved outside of compiled graphs until nearly all of them have run."""
+    steps = 6
+
+    def train(model: nn.Module) -> list[Tensor]:
+        assert isinstance(model, Language)
+        blocks_in_place(model, "aot_eager")
+        model.embedding.compile(backend="aot_eager")
+        for _ in range(steps):
+            tokens, targets = data_of("language", torch.Generator().manual_seed(1))
+            model.zero_grad()
+            rows = model.embedding(tokens)
+            for block in model.blocks:
+                rows = block(rows)
+            functional.cross_entropy(model.head(rows).flatten(0, 1), targets).backward()
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    under = assert_same_under_a_budget(Language, train)
+    assert_held(under)
+    assert under.summary.steps == steps
+
+
 def test_what_is_compiled_later_stays_under_the_budget() -> None:
     expected = gradients(built(Eagerly))
     model, under = built(Eagerly), Under("60%")
