@@ -321,7 +321,7 @@ class PersistentMemory:
         evictor = self._evictor
         store, stats = evictor.store, evictor.stats
         with evictor.own_time, OWN_WORK, torch._C._DisableTorchDispatch(), evictor.lock, self._tier.at_home():
-            values = list(values)
+            values = [value for value in values if value.has_home]  # the budget may have ended while this thread waited
             evictor.look(2 * sum([value.size_bytes for value in values if value.storage is None]))
             for value in values:
                 was_busy, value.is_busy = value.is_busy, True
@@ -576,16 +576,17 @@ class PersistentMemory:
                     self.bring_back([value])
                 except TierError as error:
                     lost = error
-        self._evictor.persistent = None
-        self.reads.end()
-        self._homes.clear()
-        self._tier.close()
-        _MEMORIES.discard(self)
-        if lost is not None:
-            raise lost
-        self._ahead.clear()
-        self._far = []
-        self.values.clear()
+        with self._evictor.lock:  # another thread may be reading
+            self._evictor.persistent = None
+            self.reads.end()
+            self._homes.clear()
+            self._tier.close()
+            _MEMORIES.discard(self)
+            if lost is not None:
+                raise lost
+            self._ahead.clear()
+            self._far = []
+            self.values.clear()
 
 
 _MEMORIES: weakref.WeakSet[PersistentMemory] = weakref.WeakSet()

@@ -224,6 +224,11 @@ class PersistentValue(Value):
         return self._home.is_gone
 
     @property
+    def has_home(self) -> bool:
+        """Whether it stands for bytes of the program: no longer once everything is back for good."""
+        return type(self._home) is not _Nowhere
+
+    @property
     def key(self) -> int:
         """Tells its home from others."""
         return self._home.key

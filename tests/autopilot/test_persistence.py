@@ -1325,3 +1325,31 @@ def test_two_threads_that_have_things_leave_at_once_have_one_memory(monkeypatch:
         made.append(persistence._begin([model], 2**30))
         other.join()
         assert made[0] is made[1] is persistence.memory
+
+
+def test_what_a_thread_is_about_to_read_as_the_budget_ends_is_read(streamed: Streamed) -> None:
+    """As by a thread that logs norms: it waits for what ends the budget, which brings everything back meanwhile."""
+    model, _, auto, expected = streamed
+    memory, found, errors = memory_of(auto), list[bytes](), list[BaseException]()
+    bring_back, waits = memory.bring_back, threading.Event()
+
+    def noted(values: Any) -> None:
+        waits.set()
+        bring_back(values)
+
+    def read() -> None:
+        try:
+            found.extend(contents([model[0].weight]))
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    reader = threading.Thread(target=read)
+    with memory._evictor.lock:
+        memory.bring_back = noted  # type: ignore[method-assign]
+        reader.start()
+        assert waits.wait(60)
+        memory.bring_back = bring_back  # type: ignore[method-assign]
+        auto.remove()
+    reader.join()
+    assert not errors, errors
+    assert found == expected[:1]

@@ -103,7 +103,7 @@ MEMORY = (
     Mutation("a read that fails counts as under way for ever", _READS, "        except BaseException:\n            end()\n            raise\n", "        except BaseException:\n            raise\n"),
     Mutation("what is away at the end stays away", _MEMORY, "                value.is_pinned = True\n                try:\n                    self.bring_back([value])\n", "                value.is_pinned = True\n                try:\n                    pass\n"),
     Mutation("one that cannot be read keeps the others away", _MEMORY, "                    lost = error\n", "                    raise\n"),
-    Mutation("what is back at the end may leave", _MEMORY, "        self._evictor.persistent = None\n", ""),
+    Mutation("what is back at the end may leave", _MEMORY, "            self._evictor.persistent = None\n", ""),
     Mutation("hooks stay", _MEMORY, "            hook.remove()\n", "            pass\n"),
     Mutation("looks are watched for ever", _READS, "        self._looks.end()\n", ""),
     Mutation("storages are watched for ever", _READS, "        serve_no_longer(self)\n", ""),
