@@ -109,6 +109,7 @@ class StepDriver:
         self._remarks = remarks
         self._running: RunningStep | None = None  # of the thread that `_claimed` names, and changed by it alone
         self._claimed: OwnThread | None = None
+        self._left_open: list[RunningStep] = []  # whose hooks only their threads can take away, which wait
         self._claiming = threading.Lock()
         self.here = Here()  # the models hold it too: it must not be needed once this is gone
         self._is_removed = False
@@ -178,6 +179,8 @@ class StepDriver:
         """Have nothing run natively from here on. What does anything else calls this first, in whatever thread."""
         running = self._native.take_over()
         self._count_native()
+        if self._left_open:
+            self._close_left_open()
         if running is not None:
             self._claimed, self._running, self._standstill.is_in_step = running.thread, running, True
 
@@ -282,7 +285,7 @@ class StepDriver:
         self._standstill.pass_by(is_in_step=True)
         if self._claim() and self._running is not None and self._running.is_over(MOST_FORWARDS):
             self._end(is_complete=False)
-        if not self._claim():
+        if not self._claim() and not self._end_left_open():
             self.here.is_beside, self._quiet = True, None  # another thread trains under the budget
             self._beside_at = self._steps
             self.evictor.rest()
@@ -296,6 +299,7 @@ class StepDriver:
                 self._claimed = None if self._running is None else self._running.thread
         assert self._running is not None
         self._running.calls += 1
+        self._running.is_in_call = True
         self._look_at_calls(self._running)
         return True
 
@@ -307,6 +311,31 @@ class StepDriver:
             if claimed is None or claimed.has_ended:
                 claimed = self._claimed = OwnThread()
             return claimed.is_here
+
+    def _end_left_open(self) -> bool:
+        """Whether the calling thread alone may begin steps, as the one that has a step waits outside of it for others.
+
+        A thread that trains at the same time waits now and then, too, so this is not so at the first step beside it.
+        """
+        running = self._running
+        if running is None:
+            return False
+        running.beside += 1
+        if not running.is_left_open():
+            return False
+        with self._claiming:
+            if self._running is not running or self._claimed is not running.thread:
+                return False
+            self._claimed = OwnThread()
+        self._left_open.append(running)
+        self._end(is_complete=False)
+        return self._claim()
+
+    def _close_left_open(self) -> None:
+        """Take away the hooks of steps that other threads have ended while the calling one waited."""
+        for running in [each for each in self._left_open if each.is_of_this_thread or each.thread.has_ended]:
+            running.step.close_forward()
+            self._left_open.remove(running)
 
     def _look_at_calls(self, running: RunningStep) -> None:
         """Hold the budget from here on in a step that calls more than the recorded one, or began within hooks."""
@@ -490,8 +519,10 @@ class StepDriver:
     def call_ended(self) -> None:
         """Take hooks and modes away with the call where they cannot stay until the backward pass."""
         running = self._running
-        if running is not None and running.is_of_this_thread and not running.outlasts:
-            running.close_forward()
+        if running is not None and running.is_of_this_thread:
+            running.is_in_call = False
+            if not running.outlasts:
+                running.close_forward()
         self._raise_failure()
 
     def _raise_failure(self) -> None:

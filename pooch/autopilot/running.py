@@ -43,6 +43,8 @@ class RunningStep:
         is_ending: Whether its end has begun.
         is_read_elsewhere: Whether another thread runs a backward pass, perhaps that of this step.
         calls: Number of outermost calls of governed modules.
+        is_in_call: Whether one of them goes on.
+        beside: Number of steps that other threads have begun meanwhile.
         graphs: What governs the graphs that its backward pass builds, once that has begun.
     """
 
@@ -67,7 +69,8 @@ class RunningStep:
         self.is_open = True
         self.is_whole = True
         self.is_in_backward = self.is_ending = self.is_read_elsewhere = False
-        self.calls = 0
+        self.calls = self.beside = 0
+        self.is_in_call = False
         self.graphs: BackwardGraphs | None = None
 
     def as_quiet(self) -> RunningStep:
@@ -123,6 +126,11 @@ class RunningStep:
         """
         is_elsewhere = self.is_read_elsewhere or self.thread.has_ended
         return self.calls >= most_calls or is_elsewhere or self.is_in_backward or self.is_ending
+
+    def is_left_open(self) -> bool:
+        """Whether its thread waits outside of a call while another one trains, as after a call to look at shapes."""
+        is_idle = not (self.is_in_call or self.is_in_backward or self.is_ending or self.is_quiet)
+        return is_idle and self.beside > 1 and self.decision != "record" and self.thread.waits
 
     def close_forward(self) -> None:
         """Take hooks and modes away, if they are in place."""

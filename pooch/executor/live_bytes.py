@@ -175,6 +175,8 @@ class CountedBytes(LiveBytes):
 
     def _add_earlier(self, size_bytes: int) -> None:
         self._earlier_bytes += size_bytes
+        if size_bytes < 0 and self._reads_peak:
+            self._peak.value -= size_bytes  # what has ended was there at the peak
         if self._make_room is not None:
             self._allocator.set_limit(self._budget_bytes - self._earlier_bytes, self._make_room)
 

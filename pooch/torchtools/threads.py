@@ -61,6 +61,14 @@ class OwnThread:
         """Whether it is gone."""
         return self._token() is None
 
+    @property
+    def waits(self) -> bool:
+        """Whether it waits or sleeps: it runs nothing until it is told to go on, or some time has passed."""
+        token = self._token()
+        there = threading.enumerate()
+        numbers = [number for number, each in list(_TRAINING.items()) if each is token]
+        return bool(numbers) and all(map(does_wait, map(sys._current_frames().get, numbers), repeat(there)))
+
 
 def trains_here() -> None:
     """Note that the calling thread trains: it may do so again, even if it only waits when somebody looks."""

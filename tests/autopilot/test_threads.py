@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -17,6 +18,7 @@ import pooch
 from pooch.autopilot import Auto, autopilot
 from pooch.autopilot.persistence import Persistence
 from pooch.autopilot.requests import PlanRequests
+from pooch.autopilot.stacks import can_outlast_the_call, nothing_is_around
 from pooch.ground.errors import UsageError
 from pooch.profiler import live
 from pooch.torchtools import standing_aside
@@ -99,7 +101,12 @@ def known(auto: Auto) -> int:
 
 def in_a_thread(work: Callable[[], list[Tensor]]) -> list[Tensor]:
     found: list[Tensor] = []
-    in_threads(lambda: found.extend(work()))
+
+    def waited_for() -> None:
+        time.sleep(0.05)  # until the calling thread waits
+        found.extend(work())
+
+    in_threads(waited_for)
     return found
 
 
@@ -161,6 +168,77 @@ def test_a_step_left_open_by_a_thread_that_is_gone_is_over() -> None:
     assert auto.summary().steps == 5
     assert "data" not in vars(Tensor), "what watches accesses is still in place"
     assert not standing_aside._users
+
+
+def test_a_step_left_open_by_a_thread_that_waits_does_not_keep_others_from_theirs() -> None:
+    """As where a model is shown some rows before a thread trains it. No step was governed, and nothing said so."""
+    plain, told = [*trained(network(0), 0, 6), *trained(network(0), 0, 1)], list[str]()
+    model = network(0)
+    with Auto([model], live_bytes(CPU) + 500_000, tell=told.append) as auto:
+        shown = model(torch.randn(4, WIDTH))
+        found = in_a_thread(lambda: trained(model, 0, 6))
+        assert auto.summary().steps == 6  # what was shown, and all but the first of those that are trained
+        model.load_state_dict(network(0).state_dict())
+        model.zero_grad()
+        found += trained(model, 0, 1)
+        assert auto.summary().steps == 7
+        assert shown.requires_grad
+        assert auto._driver.running is None
+    assert all(map(is_same, plain, found))
+    assert can_outlast_the_call()
+    assert nothing_is_around(), "hooks of the step that was left open are still in place"
+
+
+def test_a_step_goes_on_that_others_were_not_kept_from_theirs_by() -> None:
+    """Its thread waits between its two passes while another trains: it counts as over, and has its bits."""
+
+    def between(models: list[nn.Module], rows: Tensor) -> list[Tensor]:
+        hidden = models[0](rows)
+        found = in_a_thread(lambda: trained(models[1], 1, 4))
+        (hidden.tanh() * hidden).square().mean().backward()
+        return found + [p.grad.clone() for p in models[0].parameters() if p.grad is not None]
+
+    rows = torch.randn(ROWS, WIDTH)
+    plain = between([network(0), network(1)], rows)
+    models = [network(0), network(1)]
+    with Auto(models, live_bytes(CPU) + 500_000, tell=lambda _: None) as auto:
+        found = between(models, rows)
+        assert auto.summary().steps == 4
+        warmed_up(models[0], rows)
+        assert auto.summary().steps == 5
+    assert all(map(is_same, plain, found))
+
+
+class InThreads(nn.Module):
+    """Has threads call another model, and waits for them, as `nn.DataParallel` does."""
+
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.first, self.others = nn.Linear(WIDTH, WIDTH), [other]  # a list, so that it is no part of this one
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden, found = self.first(rows).tanh(), list[Tensor]()
+
+        def work() -> None:
+            time.sleep(0.05)  # until the other thread waits
+            found.append(self.others[0](hidden))
+
+        for _ in range(4):
+            in_threads(work)
+        return sum(found, hidden)
+
+
+def test_a_step_whose_call_waits_for_other_threads_goes_on() -> None:
+    other, rows = network(1), torch.randn(ROWS, WIDTH)
+    model = InThreads(other)
+    with Auto([model, other], live_bytes(CPU) + 2_000_000, tell=lambda _: None) as auto:
+        loss = model(rows).square().mean()
+        running = auto._driver.running
+        assert running is not None
+        assert running.is_of_this_thread
+        assert running.beside == 4
+        loss.backward()
+        assert auto.summary().steps == 1
 
 
 def told_of_a_step(other: Callable[[list[nn.Module], list[Tensor]], None], *, is_in_core: bool = False) -> str:

@@ -113,6 +113,30 @@ def test_what_came_past_the_allocator_since_it_was_counted_does_not_count_below_
     del there
 
 
+def test_a_peak_stays_what_it_was_where_something_that_was_there_before_ends() -> None:
+    """As where parameters leave for the first time after the peak, which was then reported too low by their bytes."""
+    if the_allocator().is_in_use:
+        pytest.skip("something counts already")
+    before = torch.zeros(100_000)
+    counter = live_bytes.live_bytes_of(torch.device("cpu"))
+    ended = counter.uncounted(before.data_ptr(), before.nbytes)
+    assert ended is not None
+    counter.reset_peak()
+    passing = torch.zeros(50_000)
+    peak_bytes = counter.peak()
+    assert peak_bytes == counter.now()
+    del passing
+    ended(before.nbytes)
+    assert counter.now() == peak_bytes - 600_000
+    assert counter.peak() == peak_bytes
+    higher = torch.zeros(160_000)
+    assert counter.peak() == counter.now() == peak_bytes + 40_000
+    del higher, before
+    counter.reset_peak()
+    assert counter.peak() == counter.now()
+    counter.close()
+
+
 def test_what_a_step_is_given_in_shared_memory_is_counted_until_it_is_gone() -> None:
     """So loaders hand over batches. No allocation tells of them."""
     if the_allocator().is_in_use:
