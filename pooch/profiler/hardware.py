@@ -16,6 +16,7 @@ from ..ground.progress import Progress, silent
 from ..ir import Device
 from ..torchtools import accelerators, cuda_only
 from ..torchtools.accelerators import has_streams, synchronize
+from ..torchtools.settings import threads_now
 from ..torchtools.tensors import dtype_name
 
 _SMALL_OPS = 200
@@ -30,7 +31,7 @@ def describe_device(device: torch.device) -> Device:
         software |= cuda_only.versions(device)
         name, size_bytes = accelerators.name_of(device), accelerators.total_bytes(device)
         return Device(device.type, name, size_bytes, False, software, accelerators.shares_memory(device))
-    software["threads"] = str(torch.get_num_threads())
+    software["threads"] = str(threads_now())
     return Device("cpu", _processor_name(), psutil.virtual_memory().total, False, software)
 
 

@@ -6,6 +6,7 @@ to be computed under those that were in force the first time.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -42,6 +43,22 @@ class _Knob:
     set: Callable[[Any], object]
 
 
+def _counts_threads() -> Callable[[], int]:
+    """Returns what tells how many threads an op of the calling thread would use.
+
+    `torch.get_num_threads` sets that number first, in a thread that has run no parallel op yet. Without Pooch it is set
+    later, so the first matrix products of such a thread would have other bits.
+    """
+    try:
+        count: Callable[[], int] = ctypes.PyDLL(None).omp_get_max_threads  # of the runtime that PyTorch has loaded
+    except (AttributeError, OSError, TypeError):  # PyTorch without OpenMP, or where only a library's own name finds it
+        return torch.get_num_threads
+    return count
+
+
+threads_now = _counts_threads()
+
+
 def _flushes_denormals() -> bool:
     """Whether the calling thread computes with denormal numbers as if they were zero; PyTorch has no getter for it."""
     return _SMALLEST_NORMAL * 0.5 == 0.0
@@ -72,7 +89,7 @@ def _knobs() -> tuple[_Knob, ...]:
     precisions = (*_PRECISIONS, *(_CUDA_PRECISIONS if has_cuda else ()))
     return (
         _Knob(torch.get_default_dtype, torch.set_default_dtype),
-        _Knob(torch.get_num_threads, torch.set_num_threads),
+        _Knob(threads_now, torch.set_num_threads),
         _Knob(_flushes_denormals, torch.set_flush_denormal),
         _Knob(_deterministic, _set_deterministic),
         _Knob(_C._get_deterministic_fill_uninitialized_memory, _C._set_deterministic_fill_uninitialized_memory),

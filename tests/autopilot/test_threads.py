@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from pooch.profiler import live
 from pooch.torchtools import standing_aside
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.threads import OwnThread
+from tests.children import child_environment
 from tests.counting import the_allocator
 from tests.executor.support import is_same
 from tests.executor.test_overlapping_threads import DURING, Busy
@@ -446,3 +449,49 @@ def test_what_is_away_as_a_step_of_several_threads_is_recorded_is_not_looked_at(
         return losses + [each.detach().clone() for each in model.parameters()]
 
     assert all(torch.equal(*pair) for pair in zip(found(4 * 2**20), found(None), strict=True))
+
+
+_FRESH_THREAD = """
+import ctypes, threading
+import torch
+from torch import nn
+
+torch.set_num_threads(1)  # of the main thread; PyTorch sets others' with the first parallel op that each of them runs
+import pooch
+
+threads_now, used = ctypes.PyDLL(None).omp_get_max_threads, []
+model = nn.Sequential(*[each for _ in range(4) for each in (nn.Linear(64, 64), nn.Tanh())])
+for layer in model:
+    layer.register_forward_pre_hook(lambda *_: used.append(threads_now()))
+
+
+def train():
+    for _ in range(3):
+        model(torch.randn(64, 64)).square().mean().backward()
+
+
+def found(budget):
+    used.clear()
+    auto = None if budget is None else pooch.auto(model, budget, tell=lambda line: None)
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    if auto is not None:
+        auto.remove()
+        assert auto.summary().swapped_bytes + auto.summary().recomputed_ops > 0
+    return list(used)
+
+
+plain = found(None)
+assert (plain[0], plain[-1]) == (3, 1), plain
+governed = found(sum(each.nbytes for each in model.parameters()) * 2 + 120_000)
+assert governed == plain, governed
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PyTorch has OpenMP's threads, which are asked, on Linux")
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_a_thread_s_first_ops_use_as_many_threads_as_without_a_budget(native: str) -> None:
+    """PyTorch sets the number of a thread when it is first asked, and its first matrix products depend on it."""
+    environment = child_environment(OMP_NUM_THREADS="3", POOCH_NATIVE_WATCH=native)
+    subprocess.run([sys.executable, "-c", _FRESH_THREAD], env=environment, check=True, timeout=120)

@@ -14,7 +14,20 @@ bool is_autocast_enabled(at::DeviceType);
 at::ScalarType get_autocast_dtype(at::DeviceType);
 }  // namespace at::autocast
 
+#ifdef __linux__
+extern "C" int omp_get_max_threads() __attribute__((weak));
+#endif
+
 namespace watch {
+
+// How many threads an op of this thread would use. PyTorch sets that number first, where it is asked and none of the
+// thread's ops was parallel yet, which would give its first matrix products other bits.
+inline int threads_now() {
+#ifdef __linux__
+  if (omp_get_max_threads != nullptr) return omp_get_max_threads();
+#endif
+  return at::get_num_threads();
+}
 
 using Stamp = std::array<int, 22>;
 
@@ -33,7 +46,7 @@ inline Stamp stamp_now() {
   const auto& context = at::globalContext();
   const auto precision = [&](Backend backend, Op op) { return static_cast<int>(context.float32Precision(backend, op)); };
   return {static_cast<int>(c10::get_default_dtype_as_scalartype()),
-          at::get_num_threads(),
+          threads_now(),
           flushes_denormals(),
           context.deterministicAlgorithms(),
           context.deterministicAlgorithmsWarnOnly(),
