@@ -150,7 +150,7 @@ SAVING = (
 
 SETTINGS = (
     Mutation("calls do not know the default dtype", "settings.h", "static_cast<int>(c10::get_default_dtype_as_scalartype()),", "0,"),
-    Mutation("calls do not know the number of threads", "settings.h", "at::get_num_threads(),", "0,"),
+    Mutation("calls do not know the number of threads", "settings.h", "threads_now(),", "0,"),
     Mutation("calls do not know flushing of denormals", "settings.h", "flushes_denormals(),", "0,"),
     Mutation("calls do not know deterministic mode", "settings.h", "context.deterministicAlgorithms(),", "0,"),
     Mutation("calls do not know whether determinism only warns", "settings.h", "context.deterministicAlgorithmsWarnOnly(),", "0,"),
