@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO
 
 import numpy
@@ -23,18 +23,35 @@ _CHUNK_BYTES = 2**22
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """The range of a storage that a tensor covers, and a copy of its bytes unless the file has them."""
+    """What a tensor covers of its storage, and a copy of its bytes unless the file has them.
 
-    storage: torch.UntypedStorage
-    begin: int
-    end: int
-    small: bytes | None
+    The storage is not held: where the tensor is given other data (`tensor.data = other`), the former may be freed.
+    """
+
+    tensor: torch.Tensor
+    shape: torch.Size
+    strides: tuple[int, ...]
+    small: bytes | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes from the first that the tensor covers to the last one."""
+        begin, end = _extent(self.tensor)
+        return end - begin
 
     def chunks(self) -> Iterator[torch.Tensor]:
         """Yields the current bytes in pieces, in the device's memory."""
-        whole = torch.empty(0, dtype=torch.uint8, device=self.storage.device).set_(self.storage)
-        for begin in range(self.begin, self.end, _CHUNK_BYTES):
-            yield whole[begin : min(begin + _CHUNK_BYTES, self.end)]
+        storage = self.tensor.untyped_storage()
+        first, last = _extent(self.tensor)
+        whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        for begin in range(first, last, _CHUNK_BYTES):
+            yield whole[begin : min(begin + _CHUNK_BYTES, last)]
+
+    def take_shape(self) -> None:
+        """Gives the tensor room for its former contents if it was given data of another shape."""
+        tensor = self.tensor
+        if tensor.shape != self.shape or tensor.stride() != self.strides:
+            tensor.data = torch.empty_strided(self.shape, self.strides, dtype=tensor.dtype, device=tensor.device)
 
 
 class KeptContents:
@@ -69,13 +86,12 @@ class KeptContents:
             key = storage_key(part), begin, end
             if begin < end and key not in seen:
                 seen.add(key)
-                self._stretches.append(self._kept(_Stretch(part.untyped_storage(), begin, end, None)))
+                self._stretches.append(self._kept(_Stretch(part, part.shape, part.stride())))
 
     def _kept(self, stretch: _Stretch) -> _Stretch:
-        size_bytes = stretch.end - stretch.begin
+        size_bytes = stretch.size_bytes
         if size_bytes <= _SMALL_BYTES:
-            small = b"".join(bytes(_host(chunk)) for chunk in stretch.chunks())
-            return _Stretch(stretch.storage, stretch.begin, stretch.end, small)
+            return replace(stretch, small=b"".join(bytes(_host(chunk)) for chunk in stretch.chunks()))
         try:
             if self._file is None:
                 self._file = os.fdopen(self._directory.open_unnamed(), "w+b")
@@ -94,6 +110,7 @@ class KeptContents:
         if self._file is not None:
             self._file.seek(0)
         for stretch in self._stretches:
+            stretch.take_shape()
             position = 0
             for chunk in stretch.chunks():
                 size_bytes = chunk.numel()

@@ -51,11 +51,17 @@ def _remember(value: Any, containers: _Containers) -> None:
     """Records Python's own containers within a value, each with its current items."""
     if not isinstance(value, (dict, list, tuple, set, deque)) or id(value) in containers:
         return
-    held = dict(value) if isinstance(value, dict) else list(value)
+    held = dict.copy(value) if isinstance(value, dict) else _items_of(value)
     if not isinstance(value, tuple):
         containers[id(value)] = (value, held)
     for each in held.values() if isinstance(held, dict) else held:
         _remember(each, containers)
+
+
+def _items_of(value: Any) -> list[Any]:
+    """Returns what a list, tuple, set or deque holds, past methods of its own, such as a `__len__` that raises."""
+    kind: Any = next(kind for kind in (list, tuple, set, deque) if isinstance(value, kind))
+    return [*kind.__iter__(value)]
 
 
 def _plain_tensors(containers: _Containers) -> Iterator[torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..ground.errors import ProfileError
 from .accelerators import accelerators_in_use, has_streams, random_state, set_random_state
 from .kept_contents import KeptContents
-from .tensors import gradient_of, version_of
+from .tensors import gradient_of, has_plain_storage, storage_of, tensor_bytes, version_of
 
 _CPU = torch.device("cpu")
 
@@ -99,14 +100,18 @@ def references_of(model: torch.nn.Module) -> Callable[[], None]:
 def training_state_kept(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
     """Context manager that restores gradients, buffers and random state at the end, whatever happens inside.
 
-    Parameters are not copied, since neither forward nor backward changes them.
+    So it does with parameters that are not trained, as those of a teacher that a forward pass moves along. Those that
+    are trained are not copied, since neither forward nor backward changes them, and neither are the others where they
+    take more bytes than those, as under LoRA.
 
     Raises:
-        ProfileError: if a parameter was changed nevertheless, or there is no room for a copy of the buffers.
+        ProfileError: if such a parameter was changed nevertheless, or there is no room for a copy of the others.
     """
     put_back = references_of(model)
-    versions = [(name, each, version_of(each)) for name, each in model.named_parameters()]
-    buffers = KeptContents(model.buffers())
+    moved = _moved_along(model)
+    kept_ids = set(map(id, moved))
+    stay = [(name, each, _state_of(each)) for name, each in model.named_parameters() if id(each) not in kept_ids]
+    buffers = KeptContents([*model.buffers(), *moved])
     with random_state_kept(device):
         try:
             for parameter in model.parameters():
@@ -116,12 +121,24 @@ def training_state_kept(model: torch.nn.Module, device: torch.device) -> Iterato
             put_back()
             buffers.restore()
             buffers.close()
-    for name, parameter, version in versions:
-        if version_of(parameter) != version:
+    for name, parameter, state in stay:
+        if _state_of(parameter) != state:
             raise ProfileError(
                 f"the step itself changes parameter {name}, and has just done so once: take optimizer steps out of "
                 "hooks and in-place changes out of forward while profiling"
             )
+
+
+def _moved_along(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Returns the parameters that are not trained, unless they take more bytes than those that are."""
+    trained_bytes = sum(tensor_bytes(each) for each in model.parameters() if each.requires_grad)
+    others: list[torch.Tensor] = [each for each in model.parameters() if not each.requires_grad]
+    return others if sum(map(tensor_bytes, others)) <= trained_bytes else []
+
+
+def _state_of(parameter: torch.Tensor) -> tuple[int, Any]:
+    """Returns what changes if a parameter is written to or, as by `parameter.data = other`, has other data."""
+    return version_of(parameter), weakref.ref(storage_of(parameter)) if has_plain_storage(parameter) else None
 
 
 def model_device(model: torch.nn.Module) -> torch.device:

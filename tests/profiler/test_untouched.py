@@ -7,7 +7,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 import pytest
@@ -165,6 +165,72 @@ def test_a_step_that_changes_parameters_is_refused_after_the_first_time(where: s
     with pytest.raises(ProfileError, match="the step itself changes parameter weight, and has just done so once"):
         profiled(forward, model, "run")
     assert len(steps) == 1
+
+
+class MovedAlong(nn.Module):
+    """A teacher that each forward pass moves towards its student, and a centre that it moves as well."""
+
+    def __init__(self, width: int, how: str) -> None:
+        super().__init__()
+        self.student, self.teacher, self.how = nn.Linear(width, width), nn.Linear(width, width), how
+        self.teacher.requires_grad_(False)
+        self.register_buffer("centre", torch.zeros(width))
+
+    @torch.no_grad()
+    def _move(self) -> None:
+        for mine, theirs in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+            if self.how == "in place":
+                mine.mul_(0.9).add_(theirs, alpha=0.1)
+            else:
+                mine.data = mine.data * 0.9 + theirs.data * 0.1
+        assert isinstance(self.centre, Tensor)
+        self.centre.data = self.centre.data + 1
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self._move()
+        return (self.student(rows) - self.teacher(rows) - self.centre).square().mean()
+
+
+@pytest.mark.parametrize("width", [8, 600], ids=["small", "in a file"])
+@pytest.mark.parametrize("how", ["in place", "other data"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_teacher_that_the_forward_pass_moves_along_is_where_it_was(mode: str, how: str, width: int) -> None:
+    model, rows = MovedAlong(width, how), torch.ones(4, width)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    profile = profiled(lambda: model(rows), model, mode)
+    assert profile.forward_ops > 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_data_that_was_replaced_is_not_kept_alive() -> None:
+    model = MovedAlong(600, "other data")
+    gc.collect()
+    before = live_bytes(torch.device("cpu"))
+    with training_state_kept(model, torch.device("cpu")):
+        model._move()
+        assert live_bytes(torch.device("cpu")) == before
+
+
+def test_large_parameters_that_are_not_trained_and_get_other_data_are_told() -> None:
+    """They are not copied, as those of a model under LoRA are the whole of it."""
+    model, rows = MovedAlong(8, "other data"), torch.ones(4, 8)
+    model.student.weight.requires_grad_(False)
+    with pytest.raises(ProfileError, match=r"the step itself changes parameter teacher\.weight"):
+        profiled(lambda: model(rows), model, "run")
+
+
+def test_attributes_with_methods_of_their_own_are_left_alone() -> None:
+    class Named(tuple[int, ...]):
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    class Counted(dict[str, int]):
+        def keys(self) -> NoReturn:  # type: ignore[override]
+            raise NotImplementedError
+
+    model = nn.Linear(8, 8)
+    model.named, model.counted = Named((1, 2)), Counted(a=1)  # type: ignore[assignment]
+    assert profiled(lambda: model(torch.ones(4, 8)).sum(), model, "run").forward_ops > 0
 
 
 class Filtered(nn.Module):
