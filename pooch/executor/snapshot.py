@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..ground.errors import TierError
+from ..ground.errors import TierError, UsageError
 from ..ground.units import round_up
 from ..machine.values import Ticket
 from ..torchtools.accelerators import has_streams
-from ..torchtools.tensors import bytes_of, gradient_of, has_plain_storage, storage_key
+from ..torchtools.tensors import bytes_of, gradient_of, has_plain_storage, storage_key, version_of
 from ..torchtools.training_state import RandomStates, references_of
 from .engines.protocol import Arena, CopyEngine
 
@@ -28,7 +28,8 @@ class _InTier:
 class StepSnapshot:
     """Gradients, buffers and random states at the beginning of a step.
 
-    Parameters and the optimizer's state are left out, since the forward and backward pass do not change them. Gradients
+    Contents of parameters and the optimizer's state are left out, since the forward and backward pass do not change
+    them. Parameters that get other data, as by `parameter.data = other`, get the former again. Gradients
     that accumulate and large buffers go to the swap tier, since a copy on the device would exceed the budget. On a
     device with streams small buffers go there too, in one copy, so that the host waits for nothing. On a CPU, and on
     devices other than the model's, small buffers are kept as bytes in host memory. If the gradients were set to None
@@ -47,6 +48,8 @@ class StepSnapshot:
         self._device, self._health = device, engine.health
         self._random = RandomStates.of(device)
         self._put_back = references_of(model)
+        self._data = [(each, each.data) for each in (*model.parameters(), *model.buffers()) if has_plain_storage(each)]
+        self._versions = [(name, each, version_of(each)) for name, each in model.named_parameters()]
         gradients = [(p, g) for p in model.parameters() if (g := gradient_of(p)) is not None]
         self._opaque = [(p, gradient.clone()) for p, gradient in gradients if not has_plain_storage(gradient)]
         self._large: list[_InTier] = []
@@ -83,8 +86,18 @@ class StepSnapshot:
 
         Raises:
             TierError: If the tier cannot be read.
+            UsageError: If the step has written to a parameter.
         """
+        for name, parameter, version in self._versions:
+            if version_of(parameter) != version:
+                raise UsageError(
+                    f"memory ran out in a step that had already changed parameter {name}, so it cannot be repeated: "
+                    "take optimizer steps out of hooks and in-place changes out of forward, or lower the batch size"
+                )
         self._put_back()
+        for tensor, data in self._data:
+            if storage_key(tensor) != storage_key(data):
+                tensor.data = data
         for parameter, copy in self._opaque:
             parameter.grad = copy.clone()
         begin = 0

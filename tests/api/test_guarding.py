@@ -457,6 +457,51 @@ def test_buffers_that_a_step_replaced_are_the_old_ones_again(tmp_path: Path) -> 
     engine.close()
 
 
+class MovedAlong(torch.nn.Module):
+    """A teacher, and a centre, that get other data in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).requires_grad_(False)
+        self.register_buffer("centre", torch.zeros(4))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        for mine, theirs in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+            mine.data = mine.data * 0.9 + theirs.data * 0.1
+        assert isinstance(self.centre, Tensor)
+        self.centre.data = self.centre.data + 1
+        return (self.student(rows) - self.teacher(rows)).square().mean()
+
+
+def test_parameters_and_buffers_that_got_other_data_have_the_former_again(tmp_path: Path) -> None:
+    model = MovedAlong()
+    before, device = {name: each.clone() for name, each in model.state_dict().items()}, torch.device("cpu")
+    engine = make_engine(device, tmp_path)
+    snapshot = StepSnapshot(model, engine, device)
+    for _ in range(2):
+        model(torch.ones(2, 4))
+        assert not torch.equal(model.teacher.weight, before["teacher.weight"])
+        snapshot.restore()
+        assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    snapshot.close()
+    engine.close()
+
+
+def test_a_step_that_has_written_to_a_parameter_is_not_repeated(profile: Profile) -> None:
+    job = make_job("conv", 2, chosen_device())
+    trouble = Trouble(job, 0, "late in backward", MemoryError)
+    last = list(job.model.parameters())[-1]  # its gradient is there first
+
+    @torch.no_grad()
+    def step(parameter: Tensor) -> None:
+        parameter.sub_(0.1)
+
+    last.register_post_accumulate_grad_hook(step)
+    told = pytest.raises(UsageError, match="had already changed parameter")
+    with pooch.guard(profile, budget_at(profile, 0.9), job.model, planning=PLANNING) as guard, told:
+        guard.step(trouble.forward)
+
+
 def test_gradients_without_plain_memory_are_put_back_each_time(tmp_path: Path) -> None:
     """A sparse gradient has no storage that could be copied; it accumulates all the same."""
     if is_simulated():
