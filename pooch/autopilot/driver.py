@@ -59,7 +59,6 @@ from .uncalled import UncalledSteps
 MOST_FORWARDS = 64  # calls without a backward pass after which a step is taken to be over
 TIGHT_SHARE = 0.7  # of the budget: a step that is known to take more is watched, though it fits
 _MOST_UNSETTLED_STEPS = 64  # a wrapper that has not arranged its buckets by then never will, as under `no_sync` alone
-_CALLS_IN_A_ROW = 3  # steps that began with a call, after which none is expected without
 _RECOUNTED_STEPS = (1, 2, 3, 10, 100)  # or the next one that is not far away from the budget
 _BESIDE_STEPS = 2  # that a step of another thread may have been beside, from when it began
 _SELDOM_CHANGED = (2, 3)  # of these: those that count again only if some of what was counted is gone
@@ -125,10 +124,7 @@ class StepDriver:
         self._backward = BackwardWatch(self._backward_begins, self._backward_ended)
         self._backward.start()
         self._uncalled = UncalledSteps(weakly(self.uncalled_region))
-        self._are_uncalled, self._calls_in_a_row = False, 0  # whether steps are expected without a call; steps with one
-        self._have_passed_by = False  # whether such a step has exceeded the budget after others had begun with a call
         self._left_bytes, self._came_bytes = 0, 0  # live after the last step; what had come until a pass of no step
-        self._has_part_begun = False  # whether the call of a part on its own has begun the last step
         self._compiled = CallsEverywhere(weakly(self.compiled_call))
         self._compiled.begin()
         self._staying = Staying(evictor, lambda: governed.living, persistence.states)
@@ -210,12 +206,11 @@ class StepDriver:
         """Return a context for a step without a call, or None if the budget is held no longer."""
         if self._is_removed:
             return None
-        self._calls_in_a_row = 0
         return self.region()
 
     def expect_uncalled(self) -> None:
         """Have steps begin where something is first saved for a backward pass, as nothing governed is called."""
-        self._are_uncalled = True
+        self._uncalled.become_usual()
         self._uncalled.expect()
 
     def _surround(self, number: int, args: Any, kwargs: Any, quiet: QuietCalls) -> CallContext:
@@ -238,7 +233,7 @@ class StepDriver:
             or self._running is not None
             or RUNNING.depth
             or (last is not None and not last.is_ended)
-            or self._are_uncalled
+            or self._uncalled.are_usual
             or not nothing_is_around()
         ):
             return False
@@ -279,9 +274,7 @@ class StepDriver:
         if self._is_removed or BackwardWatch.is_running() or not is_ordinary_call():
             return False
         if self._uncalled.are_expected:  # there are calls after all
-            self._uncalled.leave()
-            self._calls_in_a_row += 1
-            self._are_uncalled = self._have_passed_by or self._calls_in_a_row < _CALLS_IN_A_ROW
+            self._uncalled.called()
         self._standstill.pass_by(is_in_step=True)
         if self._claim() and self._running is not None and self._running.is_over(MOST_FORWARDS):
             self._end(is_complete=False)
@@ -291,7 +284,6 @@ class StepDriver:
             self.evictor.rest()
             return False
         if self._running is None:
-            self._has_part_begun = number < 0 and quiet is not None
             try:
                 with torch._C.DisableTorchFunction():
                     self._begin(number, args, kwargs, quiet)
@@ -405,6 +397,7 @@ class StepDriver:
         self._quiet = None
         self._running = running = RunningStep(key, decision, known, step, stats, outlasts, start_bytes)
         running.begin_s, running.moving_ms, running.away_bytes = begin_s, moving_ms, away.all_bytes
+        running.has_part_begun = number < 0 and quiet is not None
         if step is IN_CORE and quiet is not None and number >= 0 and self.governed.is_one:
             running.kind = self._kept_kind(running, models[0], args, kwargs, quiet)
         try:
@@ -602,26 +595,26 @@ class StepDriver:
             if is_complete and not was_known and self.budget.size_bytes is not None:
                 self._persistence.share_is_known(self.budget.size_bytes, self.budget.share)
             self._standstill.pass_by(is_in_step=False)
-            if self._are_uncalled:
+            if self._uncalled.are_usual:
                 self._uncalled.expect()
         if is_complete:  # else its own error goes first
             self._raise_failure()
 
     def _ended_uncalled(self) -> None:
         """Expect the next step without a call, if a backward pass that is over shows that there is none."""
-        if not self._are_uncalled:
+        if not self._uncalled.are_usual:
             is_first = not self._steps
             if not self.governed.have_gradients or not (is_first or self._has_passed_by()):
                 return
             self._remarks.uncalled(is_first=is_first)
             self._persistence.step_passed_by()
+            self._uncalled.become_usual(among_others=not is_first)
         self.expect_uncalled()
 
     def _has_passed_by(self) -> bool:
         """Whether a backward pass of no step exceeded the budget, and what had come since the last step explains it."""
         size_bytes, peak_bytes = self.budget.size_bytes, self._live.peak()
-        self._have_passed_by = size_bytes is not None and peak_bytes - self._came_bytes <= size_bytes < peak_bytes
-        return self._have_passed_by
+        return size_bytes is not None and peak_bytes - self._came_bytes <= size_bytes < peak_bytes
 
     def _ends_quietly(self, running: RunningStep) -> bool:
         """Whether a step is over for which nothing was done, and nothing had to be."""
@@ -695,8 +688,8 @@ class StepDriver:
         """
         self.governed.release_parts()
         running = self._running
-        if running is not None and running.is_of_this_thread and self._has_part_begun:
-            self._are_uncalled, self._calls_in_a_row = True, 0  # no part's call is seen that could begin the next step
+        if running is not None and running.is_of_this_thread and running.has_part_begun:
+            self._uncalled.become_usual()  # no part's call is seen that could begin the next step
         module = getattr(compiled, "__self__", compiled)
         if not isinstance(module, torch.nn.Module) or self.here.is_within_call:
             return

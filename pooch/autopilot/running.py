@@ -44,6 +44,7 @@ class RunningStep:
         is_read_elsewhere: Whether another thread runs a backward pass, perhaps that of this step.
         calls: Number of outermost calls of governed modules.
         is_in_call: Whether one of them goes on.
+        has_part_begun: Whether the call of a part on its own has begun the step.
         beside: Number of steps that other threads have begun meanwhile.
         graphs: What governs the graphs that its backward pass builds, once that has begun.
     """
@@ -70,13 +71,13 @@ class RunningStep:
         self.is_whole = True
         self.is_in_backward = self.is_ending = self.is_read_elsewhere = False
         self.calls = self.beside = 0
-        self.is_in_call = False
+        self.is_in_call = self.has_part_begun = False
         self.graphs: BackwardGraphs | None = None
 
     def as_quiet(self) -> RunningStep:
         """Return what runs later steps of its thread for which nothing is to be done, one after the other."""
         quiet = RunningStep(self.key, "in-core", self.known, self.step, RunStats(), self.outlasts, self.start_bytes)
-        quiet.is_quiet = True
+        quiet.is_quiet, quiet.has_part_begun = True, self.has_part_begun
         return quiet
 
     def begin_again(self, kind: QuietKind, start_bytes: int, far_bytes: float) -> None:

@@ -24,6 +24,7 @@ from .stacks import has_own_hooks
 
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks
 _next_node: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+_CALLS_IN_A_ROW = 3  # steps that begin with a call, after which none is expected without
 
 
 class StepRegion(AbstractContextManager[None], Protocol):
@@ -55,11 +56,30 @@ class UncalledSteps:
 
     Args:
         region: Makes a region, or returns None once nothing is governed any more.
+
+    Attributes:
+        are_usual: Whether every step is expected to begin so: one has, and no three in a row began with a call since.
     """
 
     def __init__(self, region: Callable[[], StepRegion | None]) -> None:
         self._new_region, self._here = region, _Here()
         self._waiting: list[LooseStack] = []  # of all threads
+        self.are_usual, self._stay_usual, self._calls_in_a_row = False, False, 0
+
+    def become_usual(self, *, among_others: bool = False) -> None:
+        """Expect every step to begin without a call.
+
+        Args:
+            among_others: Whether other steps do begin with one, so that calls do not show that none will begin without.
+        """
+        self.are_usual, self._calls_in_a_row = True, 0
+        self._stay_usual |= among_others
+
+    def called(self) -> None:
+        """Note that a step which was expected without a call begins with one."""
+        self.leave()
+        self._calls_in_a_row += 1
+        self.are_usual = self._stay_usual or self._calls_in_a_row < _CALLS_IN_A_ROW
 
     @property
     def are_expected(self) -> bool:
@@ -134,7 +154,7 @@ class UncalledSteps:
         with torch.enable_grad():  # as around the op: PyTorch calls hooks without
             region.__enter__()
         if region.begins:
-            self._here.region = region
+            self._here.region, self._calls_in_a_row = region, 0
             if has_own_hooks():  # else nothing is done in the step
                 self._wait()
         else:

@@ -285,7 +285,7 @@ def test_once_a_model_is_called_again_and_again_its_steps_begin_there() -> None:
     assert auto is not None
     assert auto.summary().steps == 7
     assert {key.text for key, _ in auto._driver.library.kept()} <= {"any shape", "no tensors"}
-    assert not auto._driver._are_uncalled
+    assert not auto._driver._uncalled.are_usual
     assert not has_own_hooks()
 
 
