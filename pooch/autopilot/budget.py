@@ -92,6 +92,7 @@ class HeldBudget:
         self.growing: GrowingBudget | None = None
         self.is_told, self._steps = share is None, 0
         self._untold: tuple[int, str, str] | None = None  # the highest peak before that, and why it passed the budget
+        self._untold_peaks_bytes: list[int] = []  # of all steps before that
         self.spared_bytes = 0
         if share is not None:
             self._state = OptimizerWatch(self._state_appeared)
@@ -174,6 +175,21 @@ class HeldBudget:
     def bounded_bytes(self, peak_bytes: int) -> int:
         """Return what a step took of what the budget bounds, given its peak: where that is what is reserved, this."""
         return max(peak_bytes, self._free.step_ended()) if isinstance(self._free, ReservedMemory) else peak_bytes
+
+    def is_exceeded_by(self, peak_bytes: int) -> bool:
+        """Whether a step that has ended is over the budget. As long as that has yet to grow, it is not known: False."""
+        budget_bytes = self.told_bytes
+        if budget_bytes is None:
+            return False
+        if not self.is_told:
+            self._untold_peaks_bytes.append(peak_bytes)
+        return self.is_told and peak_bytes > budget_bytes
+
+    @property
+    def first_steps_over(self) -> int:
+        """How many steps are over the budget of those that ended before the optimizer's state counted towards it."""
+        budget_bytes = self.told_bytes
+        return 0 if budget_bytes is None else sum(peak > budget_bytes for peak in self._untold_peaks_bytes)
 
     def passed(self, peak_bytes: int, why: str, reason: str) -> None:
         """Tell of a step over the budget, or as long as a share of it has yet to come, note what has to be told then.

@@ -150,7 +150,8 @@ class StepDriver:
         """What happened so far."""
         self._count_native()
         counted = self._counters.with_step(self._tally.counters())
-        return replace(counted, between_peak_bytes=self._between_peak_bytes)
+        steps_over = counted.steps_over_budget + self.budget.first_steps_over
+        return replace(counted, between_peak_bytes=self._between_peak_bytes, steps_over_budget=steps_over)
 
     @property
     def last(self) -> LastStep:
@@ -793,7 +794,8 @@ class StepDriver:
         times = self._step_times(running, step_ms)
         self._is_compared = times.told is not None and times.told.optimizer_ms > 0 and not left
         bounded_bytes = self.budget.bounded_bytes(peak_bytes)
-        step = counted(running.decision, left, running.stats, bounded_bytes, times, budget_bytes)
+        is_over = self.budget.is_exceeded_by(bounded_bytes)
+        step = counted(running.decision, left, running.stats, bounded_bytes, times, is_over_budget=is_over)
         self._counters, self._steps = self._counters.with_step(step), self._steps + 1
         self._last = LastStep.of(running.decision, left, peak_bytes, known.slowdown)
         if budget_bytes is not None and peak_bytes > budget_bytes:

@@ -186,7 +186,7 @@ class StepTimes:
 
 
 def counted(
-    decision: Decision, left_plan: bool, stats: RunStats, peak_bytes: int, times: StepTimes, budget_bytes: int | None
+    decision: Decision, left_plan: bool, stats: RunStats, peak_bytes: int, times: StepTimes, *, is_over_budget: bool
 ) -> Counters:
     """Return the counters of one step.
 
@@ -196,7 +196,7 @@ def counted(
         stats: What was counted while it ran.
         peak_bytes: Its measured peak.
         times: Its times.
-        budget_bytes: The budget, or None if it was not known yet.
+        is_over_budget: Whether that is known to be over the budget.
     """
     follows = decision == "plan" and not left_plan
     told = None if left_plan else times.told
@@ -210,7 +210,7 @@ def counted(
         steps_recorded=int(decision == "record"),
         steps_left_plan=int(left_plan),
         peak_bytes=peak_bytes,
-        steps_over_budget=int(budget_bytes is not None and peak_bytes > budget_bytes),
+        steps_over_budget=int(is_over_budget),
         lost_ms=max(times.moving_ms, times.step_ms - times.plain_ms if is_lost else 0.0),
         steps_ms=times.step_ms,
         compared_ms=times.step_ms if decision == "in-core" or times.plain_ms > 0 or times.moving_ms > 0 else 0.0,

@@ -163,3 +163,25 @@ def test_an_optimizer_that_is_made_anew_takes_the_place_of_the_one_before(is_loa
                 optimizer.load_state_dict(kept)
             del kept
     assert len(found) == 1
+
+
+def test_the_first_step_is_compared_with_the_budget_that_is_told() -> None:
+    """That counts the optimizer's state, which the first step creates after it. It had less before."""
+    gc.collect()
+    model, inputs = nn.Linear(1024, 1024, bias=False), torch.randn(256, 1024)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pooch.auto(model, "70%", optimizer, tell=lambda _: None) as auto:
+        for number in range(4):
+            model(inputs).sigmoid().square().mean().backward()
+            first_bytes = auto._driver.budget.size_bytes
+            if number == 0:
+                assert first_bytes is not None
+                assert auto._driver.last.peak_bytes > first_bytes, "otherwise this shows nothing"
+                assert auto.summary().steps_over_budget == 1
+            optimizer.step()
+            optimizer.zero_grad()
+    summary = auto.summary()
+    assert summary.budget_bytes is not None
+    assert summary.peak_bytes <= summary.budget_bytes
+    assert summary.steps_over_budget == 0
+    assert "Budget held" in str(summary)

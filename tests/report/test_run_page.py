@@ -121,7 +121,7 @@ def test_moving_that_took_longer_than_predicted_is_the_reason_for_the_doubt() ->
 
 def test_what_optimizers_take_belongs_to_the_step_before() -> None:
     told = Told(plain_ms=100.0, step_ms=140.0, optimizer_ms=20.0, moving_ms=30.0)
-    step = counted("in-core", False, RunStats(), 1, StepTimes(105.0, 100.0, 4.0, told), 2)
+    step = counted("in-core", False, RunStats(), 1, StepTimes(105.0, 100.0, 4.0, told), is_over_budget=False)
     both = step.with_step(between(Beside(21.0, 26.0), is_compared=True))
     assert (both.ms_on_plan, both.plain_ms_on_plan, both.predicted_ms_on_plan) == (105 + 21 + 26, 120, 160)
     assert (both.moving_ms, both.predicted_moving_ms, both.lost_ms, both.steps_ms) == (30, 30, 30, 152)
@@ -132,14 +132,14 @@ def test_what_optimizers_take_belongs_to_the_step_before() -> None:
 
 def test_steps_without_a_plan_are_compared_with_what_they_take_without_what_pooch_did() -> None:
     times = StepTimes(150.0, 100.0, 50.0, Told(plain_ms=50.0, step_ms=70.0, moving_ms=20.0, decision="online"))
-    step = counted("online", False, RunStats(), 1, times, 2)
+    step = counted("online", False, RunStats(), 1, times, is_over_budget=False)
     assert (step.ms_on_plan, step.plain_ms_on_plan, step.predicted_ms_on_plan) == (150, 100, 140), (
         "twice as slow by now"
     )
     assert (step.lost_ms, step.compared_ms, step.predicted_moving_ms) == (50, 150, 40)
     only = replace(SUMMARY, steps_on_plan=0, **{name: getattr(step, name) for name in TIMES})
     assert only.totals[0].endswith("steps at least 50% slower, predicted 40%")
-    first = counted("online", False, RunStats(), 1, StepTimes(200.0, 100.0, 100.0), 2)
+    first = counted("online", False, RunStats(), 1, StepTimes(200.0, 100.0, 100.0), is_over_budget=False)
     both = step.with_step(first).with_step(first)
     few = replace(SUMMARY, steps_on_plan=0, steps_online=3, **{name: getattr(both, name) for name in ALL_TIMES})
     assert few.totals[0].endswith("; steps at least 83% slower")
@@ -149,7 +149,10 @@ def test_steps_without_a_plan_are_compared_with_what_they_take_without_what_pooc
 
 def test_steps_on_a_plan_that_does_not_know_what_hooks_cost_are_compared_with_no_prediction() -> None:
     predictions = (None, Told(100.0, 110.0))
-    steps = [counted("plan", False, RunStats(), 1, StepTimes(120.0, 100.0, 0.0, each), 2) for each in predictions]
+    steps = [
+        counted("plan", False, RunStats(), 1, StepTimes(120.0, 100.0, 0.0, each), is_over_budget=False)
+        for each in predictions
+    ]
     early = replace(SUMMARY, **{name: getattr(steps[0], name) for name in ALL_TIMES})
     assert "; steps about 20% slower, which was not predicted, as what hooks cost is still being measured" in str(early)
     both = Counters().with_step(steps[0]).with_step(steps[1])
