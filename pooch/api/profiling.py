@@ -156,7 +156,7 @@ def profile_workload(
             'allow_recompute="rounding" needs a budget: give it as memory_limit, and plan for the same one'
         )
     room_bytes = most_bytes if allow_recompute == "rounding" else None
-    with made_again_within(room_bytes, workload.model) as again, _unchanged(workload) as (workload, calls):
+    with made_again_within(room_bytes, workload.model) as again, _unchanged(workload, is_fake) as (workload, calls):
         made = _profiled(workload, options, mode, device_model, is_fake, ranks, progress)
     is_called = _calls_model(made, workload.model)
     trim_freed_memory()  # the C library would keep much of what the plain steps took, and the records of the step
@@ -188,11 +188,18 @@ def _check(workload: Workload, warmup: int, repeats: int, *, takes_compiled: boo
 
 
 @contextmanager
-def _unchanged(workload: Workload) -> Iterator[tuple[Workload, list[None]]]:
-    """Restore attributes of modules and random states; the workload's forward adds each call to the list."""
+def _unchanged(workload: Workload, is_fake: bool) -> Iterator[tuple[Workload, list[None]]]:
+    """Restore what the step changes in each run beside what is restored after each run.
+
+    Yields the workload, whose forward adds each call to the list.
+
+    Args:
+        workload: The step.
+        is_fake: Whether nothing is run, so that no parameter changes.
+    """
     from ..profiler.optimizers import unwrapped
     from ..torchtools.module_attributes import attributes_kept
-    from ..torchtools.training_state import model_device, random_state_kept
+    from ..torchtools.training_state import model_device, random_state_kept, untrained_parameters_kept
 
     calls: list[None] = []
 
@@ -201,7 +208,8 @@ def _unchanged(workload: Workload) -> Iterator[tuple[Workload, list[None]]]:
         return workload.forward()
 
     optimizer = None if workload.optimizer is None else unwrapped(workload.optimizer)
-    with attributes_kept(workload.model), random_state_kept(model_device(workload.model)):
+    kept = nullcontext() if is_fake else untrained_parameters_kept(workload.model)
+    with attributes_kept(workload.model), kept, random_state_kept(model_device(workload.model)):
         yield replace(workload, forward=counted, optimizer=optimizer), calls
 
 

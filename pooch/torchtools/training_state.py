@@ -100,18 +100,16 @@ def references_of(model: torch.nn.Module) -> Callable[[], None]:
 def training_state_kept(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
     """Context manager that restores gradients, buffers and random state at the end, whatever happens inside.
 
-    So it does with parameters that are not trained, as those of a teacher that a forward pass moves along. Those that
-    are trained are not copied, since neither forward nor backward changes them, and neither are the others where they
-    take more bytes than those, as under LoRA.
+    Parameters are not copied, since neither forward nor backward changes those that are trained;
+    `untrained_parameters_kept` restores others.
 
     Raises:
-        ProfileError: if such a parameter was changed nevertheless, or there is no room for a copy of the others.
+        ProfileError: if a parameter was changed nevertheless, or there is no room for a copy of the buffers.
     """
     put_back = references_of(model)
-    moved = _moved_along(model)
-    kept_ids = set(map(id, moved))
-    stay = [(name, each, _state_of(each)) for name, each in model.named_parameters() if id(each) not in kept_ids]
-    buffers = KeptContents([*model.buffers(), *moved])
+    may_move = set(map(id, _may_move_along(model)))
+    stay = [(name, each, _state_of(each)) for name, each in model.named_parameters() if id(each) not in may_move]
+    buffers = KeptContents(model.buffers())
     with random_state_kept(device):
         try:
             for parameter in model.parameters():
@@ -129,7 +127,24 @@ def training_state_kept(model: torch.nn.Module, device: torch.device) -> Iterato
             )
 
 
-def _moved_along(model: torch.nn.Module) -> list[torch.Tensor]:
+@contextmanager
+def untrained_parameters_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Context manager that restores parameters that are not trained, as those of a teacher that forward moves along.
+
+    They are left as they are where they take more bytes than those that are trained, as under LoRA.
+
+    Raises:
+        ProfileError: if there is no room for a copy of them.
+    """
+    contents = KeptContents(_may_move_along(model))
+    try:
+        yield
+    finally:
+        contents.restore()
+        contents.close()
+
+
+def _may_move_along(model: torch.nn.Module) -> list[torch.Tensor]:
     """Returns the parameters that are not trained, unless they take more bytes than those that are."""
     trained_bytes = sum(tensor_bytes(each) for each in model.parameters() if each.requires_grad)
     others: list[torch.Tensor] = [each for each in model.parameters() if not each.requires_grad]

@@ -19,7 +19,7 @@ from pooch.errors import ProfileError, UsageError
 from pooch.torchtools.kept_contents import KeptContents
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.module_attributes import attributes_kept
-from pooch.torchtools.training_state import training_state_kept
+from pooch.torchtools.training_state import training_state_kept, untrained_parameters_kept
 
 MODES = ["run", "offload", "fake"]
 MIB = 2**20
@@ -206,7 +206,7 @@ def test_data_that_was_replaced_is_not_kept_alive() -> None:
     model = MovedAlong(600, "other data")
     gc.collect()
     before = live_bytes(torch.device("cpu"))
-    with training_state_kept(model, torch.device("cpu")):
+    with untrained_parameters_kept(model), training_state_kept(model, torch.device("cpu")):
         model._move()
         assert live_bytes(torch.device("cpu")) == before
 
