@@ -176,8 +176,12 @@ class HeldBudget:
         """Return what a step took of what the budget bounds, given its peak: where that is what is reserved, this."""
         return max(peak_bytes, self._free.step_ended()) if isinstance(self._free, ReservedMemory) else peak_bytes
 
-    def is_exceeded_by(self, peak_bytes: int) -> bool:
-        """Whether a step that has ended is over the budget. As long as that has yet to grow, it is not known: False."""
+    def count_step(self, peak_bytes: int) -> bool:
+        """Return whether a step that has ended is over the budget. As long as that has yet to grow, its peak is noted.
+
+        Args:
+            peak_bytes: What it took of what the budget bounds.
+        """
         budget_bytes = self.told_bytes
         if budget_bytes is None:
             return False

@@ -610,7 +610,7 @@ class StepDriver:
             self._remarks.uncalled(is_first=is_first)
             self._persistence.step_passed_by()
             self._uncalled.become_usual(among_others=not is_first)
-        self.expect_uncalled()
+        self._uncalled.expect()
 
     def _has_passed_by(self) -> bool:
         """Whether a backward pass of no step exceeded the budget, and what had come since the last step explains it."""
@@ -794,7 +794,7 @@ class StepDriver:
         times = self._step_times(running, step_ms)
         self._is_compared = times.told is not None and times.told.optimizer_ms > 0 and not left
         bounded_bytes = self.budget.bounded_bytes(peak_bytes)
-        is_over = self.budget.is_exceeded_by(bounded_bytes)
+        is_over = self.budget.count_step(bounded_bytes)
         step = counted(running.decision, left, running.stats, bounded_bytes, times, is_over_budget=is_over)
         self._counters, self._steps = self._counters.with_step(step), self._steps + 1
         self._last = LastStep.of(running.decision, left, peak_bytes, known.slowdown)

@@ -30,6 +30,7 @@ from tests.chosen_device import chosen_device
 from tests.executor.nets import Job, make_job
 from tests.executor.support import assert_same, budget_at, profile_job
 from tests.measure.test_training import WIDE
+from tests.moved_along import MovedAlong
 from tests.simulated_cuda.mistakes import is_simulated
 
 MIB = 2**20
@@ -457,24 +458,8 @@ def test_buffers_that_a_step_replaced_are_the_old_ones_again(tmp_path: Path) -> 
     engine.close()
 
 
-class MovedAlong(torch.nn.Module):
-    """A teacher, and a centre, that get other data in each step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.student, self.teacher = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).requires_grad_(False)
-        self.register_buffer("centre", torch.zeros(4))
-
-    def forward(self, rows: Tensor) -> Tensor:
-        for mine, theirs in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
-            mine.data = mine.data * 0.9 + theirs.data * 0.1
-        assert isinstance(self.centre, Tensor)
-        self.centre.data = self.centre.data + 1
-        return (self.student(rows) - self.teacher(rows)).square().mean()
-
-
 def test_parameters_and_buffers_that_got_other_data_have_the_former_again(tmp_path: Path) -> None:
-    model = MovedAlong()
+    model = MovedAlong(4, "other data")
     before, device = {name: each.clone() for name, each in model.state_dict().items()}, torch.device("cpu")
     engine = make_engine(device, tmp_path)
     snapshot = StepSnapshot(model, engine, device)

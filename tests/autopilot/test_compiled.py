@@ -283,6 +283,18 @@ def test_only_the_loss_is_compiled() -> None:
     assert under.summary.steps_over_budget == 0
 
 
+def part_by_part(model: Language, steps: int) -> list[Tensor]:
+    """Train for some steps that call the parts of a model one by one, and return the gradients of the last one."""
+    for _ in range(steps):
+        tokens, targets = data_of("language", torch.Generator().manual_seed(1))
+        model.zero_grad()
+        rows = model.embedding(tokens)
+        for block in model.blocks:
+            rows = block(rows)
+        functional.cross_entropy(model.head(rows).flatten(0, 1), targets).backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
 def test_parts_that_a_loop_calls_one_by_one_stay_under_the_budget_where_some_are_compiled() -> None:
     """The first call of a compiled part has the regions on all parts taken away, which began the steps until then."""
     steps = 6
@@ -290,14 +302,7 @@ def test_parts_that_a_loop_calls_one_by_one_stay_under_the_budget_where_some_are
     def train(model: nn.Module) -> list[Tensor]:
         assert isinstance(model, Language)
         blocks_in_place(model, "aot_eager")
-        for _ in range(steps):
-            tokens, targets = data_of("language", torch.Generator().manual_seed(1))
-            model.zero_grad()
-            rows = model.embedding(tokens)
-            for block in model.blocks:
-                rows = block(rows)
-            functional.cross_entropy(model.head(rows).flatten(0, 1), targets).backward()
-        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        return part_by_part(model, steps)
 
     under = assert_same_under_a_budget(Language, train)
     assert_held(under)
@@ -312,14 +317,7 @@ def test_a_loop_whose_first_calls_are_those_of_compiled_parts_is_under_the_budge
         assert isinstance(model, Language)
         blocks_in_place(model, "aot_eager")
         model.embedding.compile(backend="aot_eager")
-        for _ in range(steps):
-            tokens, targets = data_of("language", torch.Generator().manual_seed(1))
-            model.zero_grad()
-            rows = model.embedding(tokens)
-            for block in model.blocks:
-                rows = block(rows)
-            functional.cross_entropy(model.head(rows).flatten(0, 1), targets).backward()
-        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        return part_by_part(model, steps)
 
     under = assert_same_under_a_budget(Language, train)
     assert_held(under)

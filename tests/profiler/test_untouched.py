@@ -20,6 +20,7 @@ from pooch.torchtools.kept_contents import KeptContents
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.module_attributes import attributes_kept
 from pooch.torchtools.training_state import training_state_kept, untrained_parameters_kept
+from tests.moved_along import MovedAlong
 
 MODES = ["run", "offload", "fake"]
 MIB = 2**20
@@ -167,30 +168,6 @@ def test_a_step_that_changes_parameters_is_refused_after_the_first_time(where: s
     assert len(steps) == 1
 
 
-class MovedAlong(nn.Module):
-    """A teacher that each forward pass moves towards its student, and a centre that it moves as well."""
-
-    def __init__(self, width: int, how: str) -> None:
-        super().__init__()
-        self.student, self.teacher, self.how = nn.Linear(width, width), nn.Linear(width, width), how
-        self.teacher.requires_grad_(False)
-        self.register_buffer("centre", torch.zeros(width))
-
-    @torch.no_grad()
-    def _move(self) -> None:
-        for mine, theirs in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
-            if self.how == "in place":
-                mine.mul_(0.9).add_(theirs, alpha=0.1)
-            else:
-                mine.data = mine.data * 0.9 + theirs.data * 0.1
-        assert isinstance(self.centre, Tensor)
-        self.centre.data = self.centre.data + 1
-
-    def forward(self, rows: Tensor) -> Tensor:
-        self._move()
-        return (self.student(rows) - self.teacher(rows) - self.centre).square().mean()
-
-
 @pytest.mark.parametrize("width", [8, 600], ids=["small", "in a file"])
 @pytest.mark.parametrize("how", ["in place", "other data"])
 @pytest.mark.parametrize("mode", MODES)
@@ -207,7 +184,7 @@ def test_data_that_was_replaced_is_not_kept_alive() -> None:
     gc.collect()
     before = live_bytes(torch.device("cpu"))
     with untrained_parameters_kept(model), training_state_kept(model, torch.device("cpu")):
-        model._move()
+        model.move()
         assert live_bytes(torch.device("cpu")) == before
 
 
