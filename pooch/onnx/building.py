@@ -22,10 +22,11 @@ import torch.utils._python_dispatch
 from ..ground.errors import WorkloadError
 from ..ground.wording import error_text
 from .dimensions import InputShape
+from .functions import all_nodes
 from .model import OnnxModel, Step, path_of
 from .operation import ABSENT, HostNumbers, Node, Operation
 from .reading import digest_of
-from .registry import OPERATORS, UnsupportedVariant
+from .registry import BRANCH, OPERATORS, UnsupportedVariant
 from .trainable import running_statistics
 from .types import tensor_of
 
@@ -35,6 +36,8 @@ _CLASSES = "pkg.torch.onnx.class_hierarchy"
 MOST_FOLDED_ELEMENTS = 1 << 27
 _FOLDED_FOR_EACH_STORED = 8
 _MOST_HOST_NUMBERS = 1 << 20  # elements of shapes, axes and pads
+
+Value = torch.Tensor | list[torch.Tensor]  # a list: a sequence in the sense of ONNX
 
 
 def build_model(
@@ -81,8 +84,8 @@ class _Builder:
 
     def __init__(self, model: OnnxModel, graph: onnx.GraphProto, trained: set[str], mode: str, path: Path) -> None:
         self._model, self._mode, self._path = model, mode, path
-        self._known: dict[str, torch.Tensor] = {}
-        self._data: dict[str, torch.Tensor] = {}
+        self._known: dict[str, Value] = {}
+        self._data: dict[str, Value] = {}
         self._steps: list[Step] = []
         stored_elements = sum(math.prod(stored.dims) for stored in graph.initializer)
         self._foldable_elements = max(MOST_FOLDED_ELEMENTS, _FOLDED_FOR_EACH_STORED * stored_elements)
@@ -111,13 +114,17 @@ class _Builder:
 
     def take(self, node: Node) -> None:
         """Add a node: its results become known, or it becomes a step."""
+        if node.kind == BRANCH:
+            self._take_branch(node)
+            return
         operator = OPERATORS[node.kind]
-        present = [name for name in node.inputs if name != ABSENT]
-        is_known = operator.gives_constants or all(name in self._known for name in present)
+        present = {position for position, name in enumerate(node.inputs) if name != ABSENT}
+        needed = present if operator.contents is None else present & operator.contents
+        is_known = operator.folds and all(node.inputs[position] in self._known for position in needed)
         known = {
             position: self._argument(node, position)
             for position, name in enumerate(node.inputs)
-            if position in operator.host or self._as_number(node, position)
+            if position in operator.host or self._as_number(node, position) or self._known.get(name) == []
         }
         operation = Operation(node, operator, known, self._mode)
         reads = tuple(
@@ -126,19 +133,36 @@ class _Builder:
         if is_known:
             self._count_folded(operation, reads)
         results = self._run(operation, reads, is_known)
+        self._refuse_unread(operation)
         if is_known:
             self._known.update(zip(node.outputs, results, strict=False))
             return
         self._data.update((name, result) for name, result in zip(node.outputs, results, strict=False) if name)
         self._steps.append(Step(operation, reads, node.outputs, ()))
 
+    def _take_branch(self, node: Node) -> None:
+        """Add the nodes of the graph that the condition chooses."""
+        condition = self._known_value(node, node.inputs[0])
+        graph = node.attributes["then_branch" if bool(condition) else "else_branch"]
+        for stored in graph.initializer:
+            self._known[stored.name] = self._tensor(stored)
+        for inner in _nodes(graph, node.opset, self._path):
+            self.take(inner)
+        for result, name in zip(graph.output, node.outputs, strict=True):
+            self.take(Node("Identity", f"{node.name}_{result.name}", node.opset, (result.name,), (name,)))
+
+    def _known_value(self, node: Node, name: str) -> Value:
+        if name not in self._known:
+            raise WorkloadError(self._refusal(node, f"its input {name!r} depends on the data, but shapes are fixed"))
+        return self._known[name]
+
     def _argument(self, node: Node, position: int) -> Any:
         name = node.inputs[position]
         if name == ABSENT:
             return None
-        if name not in self._known:
-            raise WorkloadError(self._refusal(node, f"its input {name!r} depends on the data, but shapes are fixed"))
-        value = self._known[name]
+        value = self._known_value(node, name)
+        if isinstance(value, list):  # an empty one: a sequence that is to be filled
+            return value
         if self._as_number(node, position):
             return value.item()
         if math.prod(value.shape) > _MOST_HOST_NUMBERS:
@@ -148,7 +172,10 @@ class _Builder:
     def _as_number(self, node: Node, position: int) -> bool:
         """Whether an input is a scalar constant beside a tensor: PyTorch's ops save nothing for a Python number."""
         operator, name = OPERATORS[node.kind], node.inputs[position]
-        if position not in operator.numbers or name not in self._known or self._known[name].dim():
+        if position not in operator.numbers or name not in self._known:
+            return False
+        known = self._known[name]
+        if isinstance(known, list) or known.dim():
             return False
         others = [other for other in node.inputs if other != name]
         # Not two numbers, nor a number beside a known tensor: types would be lost.
@@ -166,14 +193,22 @@ class _Builder:
                 made = operation(*arguments)
         except Exception:  # noqa: BLE001 - needs contents or cannot run: running it will show
             return
-        tensors = made if isinstance(made, tuple | list) else (made,)
+        tensors = made if isinstance(made, tuple) else (made,)
         elements = sum(math.prod(each.shape) for each in tensors if isinstance(each, torch.Tensor))
         self._foldable_elements -= elements
         if self._foldable_elements < 0:
             text = f"it makes a constant of {elements} elements, which exceeds the limit on all constants of this file"
             raise WorkloadError(self._refusal(operation.node, text))
 
-    def _run(self, operation: Operation, reads: Sequence[str | None], is_known: bool) -> tuple[torch.Tensor, ...]:
+    def _refuse_unread(self, operation: Operation) -> None:
+        """Refuse an attribute that was not looked at: newer versions of an operator have more of them."""
+        node = operation.node
+        for name in operation.unread():
+            if node.attributes[name] != _default(node, name):
+                text = f"this form is not supported: {name}={node.attributes[name]!r}"
+                raise WorkloadError(self._refusal(node, text))
+
+    def _run(self, operation: Operation, reads: Sequence[str | None], is_known: bool) -> tuple[Value, ...]:
         arguments = [None if name is None else self._value(operation.node, name, is_known) for name in reads]
         try:
             with torch.no_grad():
@@ -183,12 +218,12 @@ class _Builder:
         except Exception as error:  # PyTorch raises many types for shapes and types that do not fit
             text = error_text(error, type(error).__name__)
             raise WorkloadError(self._refusal(operation.node, text)) from error
-        return tuple(made) if isinstance(made, tuple | list) else (made,)
+        return made if isinstance(made, tuple) else (made,)
 
-    def _value(self, node: Node, name: str, is_known: bool) -> torch.Tensor:
+    def _value(self, node: Node, name: str, is_known: bool) -> Value:
         if name in self._known:
             known = self._known[name]
-            return known if is_known and not OPERATORS[node.kind].gives_constants else known.to("meta")
+            return known if is_known or isinstance(known, list) else known.to("meta")
         if name in self._data:
             return self._data[name]
         raise WorkloadError(self._refusal(node, f"no node computes its input {name!r}"))
@@ -203,14 +238,15 @@ class _Builder:
         """Store constants that steps read as buffers, and release every value after its last read."""
         for step in self._steps:
             for name in step.reads:
-                if name in self._known and not self._model.has_stored(name):
-                    self._model.store(name, self._known[name].contiguous(), "constant")
+                known = None if name is None else self._known.get(name)
+                if isinstance(known, torch.Tensor) and name is not None and not self._model.has_stored(name):
+                    self._model.store(name, known.contiguous(), "constant")
         constant = [name for name in self._model.output_names if name not in self._data]
         if constant:
             raise WorkloadError(
                 f"{self._path}: the output {constant[0]!r} does not depend on the inputs: export the model without it"
             )
-        self._model.outputs_like = [self._data[name] for name in self._model.output_names]
+        self._model.outputs_like = [self._output_like(name) for name in self._model.output_names]
         later: set[str] = set(self._model.output_names)
         finished: list[Step] = []
         for step in reversed(self._steps):
@@ -221,9 +257,21 @@ class _Builder:
         for step in reversed(finished):
             self._model.add(step)
 
+    def _output_like(self, name: str) -> torch.Tensor:
+        value = self._data[name]
+        if isinstance(value, list):
+            raise WorkloadError(f"{self._path}: the output {name!r} is a sequence: export the model without it")
+        return value
+
+
+def _default(node: Node, attribute: str) -> Any:
+    """Return what an attribute is where a node leaves it out; None if that is not defined."""
+    defined = onnx.defs.get_schema(node.kind, node.opset).attributes.get(attribute)
+    return _attribute(defined.default_value) if defined is not None and defined.default_value.name else None
+
 
 def _nodes(graph: onnx.GraphProto, opset: int, path: Path) -> list[Node]:
-    read = Counter(name for node in graph.node for name in node.input)
+    read = Counter(name for node in all_nodes(graph.node) for name in node.input)
     read.update(value.name for value in graph.output)
     return [_node(node, opset, read, path) for node in graph.node]
 
@@ -231,7 +279,8 @@ def _nodes(graph: onnx.GraphProto, opset: int, path: Path) -> list[Node]:
 def _node(node: onnx.NodeProto, opset: int, read: Mapping[str, int], path: Path) -> Node:
     name = node.name or f"{node.op_type}_{next((each for each in node.output if each), '')}"
     try:
-        attributes = {each.name: _attribute(each) for each in node.attribute}
+        graphs = {each.name: each.g for each in node.attribute if each.HasField("g") and node.op_type == BRANCH}
+        attributes = graphs or {each.name: _attribute(each) for each in node.attribute}
     except UnsupportedVariant as error:
         raise WorkloadError(
             f"{path}: the node {name!r} ({node.op_type}) has {error}: export the model without it"

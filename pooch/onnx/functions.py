@@ -40,7 +40,7 @@ def without_functions(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
 def _inlined_nodes(model: onnx.ModelProto, path: Path) -> int:
     """Return the number of nodes that the graph has once all calls are inlined."""
     calls = {
-        _named(function.domain, function.name, function): [_called(node) for node in _nodes(function.node)]
+        _named(function.domain, function.name, function): [_called(node) for node in all_nodes(function.node)]
         for function in model.functions
     }
     nodes: dict[_Name, int] = {}
@@ -49,7 +49,7 @@ def _inlined_nodes(model: onnx.ModelProto, path: Path) -> int:
             nodes[name] = sum(nodes[called] for called in calls[name]) if name in calls else 1
     except CycleError as error:
         raise WorkloadError(f"a function defined in {path} calls itself: export it without functions") from error
-    return sum(nodes.get(_called(node), 1) for node in _nodes(model.graph.node))
+    return sum(nodes.get(_called(node), 1) for node in all_nodes(model.graph.node))
 
 
 def _called(node: onnx.NodeProto) -> _Name:
@@ -60,10 +60,10 @@ def _named(domain: str, name: str, of: onnx.NodeProto | onnx.FunctionProto) -> _
     return "" if domain == "ai.onnx" else domain, name, getattr(of, "overload", "")  # which older files do not have
 
 
-def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Yield nodes, and those of the graphs within them."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
-                yield from _nodes(graph.node)
+                yield from all_nodes(graph.node)

@@ -65,7 +65,7 @@ class OnnxModel(nn.Module):
             made = step.operation(*[self._value(values, name) for name in step.reads])
             for name in step.last_reads:  # as Python's locals would be, so that memory is as in the source
                 values.pop(name, None)
-            results = made if isinstance(made, tuple | list) else (made,)
+            results = made if isinstance(made, tuple) else (made,)
             values.update((name, result) for name, result in zip(step.makes, results, strict=False) if name)
             del made, results
         outputs = tuple(self._value(values, name) for name in self.output_names)

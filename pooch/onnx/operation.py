@@ -51,10 +51,11 @@ class HostNumbers:
 
     Attributes:
         dtype: of the tensor.
+        dim: number of its dimensions.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.dtype = tensor.dtype
+        self.dtype, self.dim = tensor.dtype, tensor.dim()
         self._numbers: list[Any] = tensor.reshape(-1).tolist()
 
     def numel(self) -> int:
@@ -86,6 +87,7 @@ class Operation(nn.Module):
         self._operator = operator
         self._known = dict(known)
         self._mode = mode
+        self._read_attributes: set[str] = set()
 
     def forward(self, *tensors: torch.Tensor | None) -> Any:
         """Return the output, or a tuple of outputs.
@@ -105,7 +107,12 @@ class Operation(nn.Module):
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return an attribute, or the default."""
+        self._read_attributes.add(name)
         return self.node.attributes.get(name, default)
+
+    def unread(self) -> list[str]:
+        """Return the attributes of the node that make a difference and that no call has read."""
+        return sorted(self.node.attributes.keys() - self._read_attributes - self._operator.ignores)
 
     def reads(self, output: int) -> bool:
         """Return whether an output is read."""

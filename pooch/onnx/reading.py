@@ -11,16 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
+import onnx.version_converter
 from onnx.external_data_helper import load_external_data_for_model, uses_external_data
 
 from ..ground.errors import WorkloadError
 from ..ground.reading import file_bytes
 from ..ground.wording import error_text
 from . import operators as _operators  # noqa: F401 - fills the registry
-from .functions import without_functions
-from .registry import OPERATORS
+from .functions import all_nodes, without_functions
+from .registry import BRANCH, OPERATORS
 
-OLDEST_OPSET = 7  # earlier opsets specify broadcasting in attributes
+OLDEST_OPSET = 7  # earlier opsets specify broadcasting in attributes: files that have one are converted
 _MOST_BYTES = (1 << 31) - 1  # what protobuf takes; larger models have external data
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 
@@ -32,6 +33,9 @@ def read_model(path: Path) -> onnx.ModelProto:
         WorkloadError: the file cannot be read, is not a valid ONNX model, or has operators that cannot be trained.
     """
     model = _parsed(path)
+    if 0 < _opset(model, path) < OLDEST_OPSET:
+        _check(model, path)
+        model = _converted(model, path)
     opset_of(model, path)
     model = without_functions(model, path)
     _refuse_unsupported(model, path)
@@ -54,18 +58,38 @@ def opset_of(model: onnx.ModelProto, path: Path) -> int:
     Raises:
         WorkloadError: it is missing or not supported.
     """
+    version = _opset(model, path)
+    if not OLDEST_OPSET <= version <= onnx.defs.onnx_opset_version():
+        raise _of_other_opset(path, version)
+    return version
+
+
+def _opset(model: onnx.ModelProto, path: Path) -> int:
     versions = [entry.version for entry in model.opset_import if entry.domain in _DEFAULT_DOMAINS]
     if not versions:
         raise WorkloadError(
             f"{path} names no opset of the default domain, so it is not a valid ONNX model: export it again"
         )
-    newest = onnx.defs.onnx_opset_version()
-    if not OLDEST_OPSET <= versions[0] <= newest:
-        raise WorkloadError(
-            f"{path} uses opset {versions[0]}, but only {OLDEST_OPSET} to {newest} are supported: "
-            "export it again with one of these"
-        )
     return int(versions[0])
+
+
+def _of_other_opset(path: Path, version: int) -> WorkloadError:
+    newest = onnx.defs.onnx_opset_version()
+    return WorkloadError(
+        f"{path} uses opset {version}, but only {OLDEST_OPSET} to {newest} are supported: "
+        "export it again with one of these"
+    )
+
+
+def _converted(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+    """Return a model of an older opset in the oldest that is supported, where the onnx package can convert it."""
+    other = _of_other_opset(path, _opset(model, path))
+    if any(node.op_type == "PRelu" for node in model.graph.node):  # its slopes were one for each channel
+        raise other
+    try:
+        return onnx.version_converter.convert_version(model, OLDEST_OPSET)
+    except Exception as error:  # onnx raises several types; not all operators have a conversion
+        raise other from error
 
 
 def _parsed(path: Path) -> onnx.ModelProto:
@@ -85,9 +109,9 @@ def _parsed(path: Path) -> onnx.ModelProto:
 
 def _refuse_unsupported(model: onnx.ModelProto, path: Path) -> None:
     unknown: dict[str, int] = {}
-    for node in model.graph.node:
+    for node in all_nodes(model.graph.node):
         name = node.op_type if node.domain in _DEFAULT_DOMAINS else f"{node.domain}::{node.op_type}"
-        if name not in OPERATORS:
+        if name not in OPERATORS and name != BRANCH:
             unknown[name] = unknown.get(name, 0) + 1
     if unknown:
         listed = ", ".join(f"{name} ({count}x)" for name, count in sorted(unknown.items()))
@@ -110,8 +134,9 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     yield from model.graph.initializer
-    for node in model.graph.node:
+    for node in all_nodes(model.graph.node):
         for attribute in node.attribute:
+            yield from attribute.g.initializer
             if attribute.HasField("t"):
                 yield attribute.t
 

@@ -21,27 +21,39 @@ class Operator:
         run: takes the `Operation` (attributes, opset, training mode) and the inputs; an absent input is None.
         host: positions of inputs that must be known numbers when the model is built: shapes, axes, pads.
         numbers: positions at which a constant of one element may be passed as a Python number.
-        gives_constants: whether the outputs depend only on the shapes of the inputs.
+        contents: positions of the inputs whose contents matter, rather than their shapes and types alone; None: all.
+            Where these are known when the model is built, so is the result.
+        folds: whether a result of known inputs is computed once, when the model is built: not what is random.
+        ignores: attributes that make no difference here. Any other that a node has and nothing reads is refused.
     """
 
     run: Callable[..., Any]
     host: frozenset[int]
     numbers: frozenset[int]
-    gives_constants: bool
+    contents: frozenset[int] | None
+    folds: bool
+    ignores: frozenset[str]
 
 
 OPERATORS: dict[str, Operator] = {}
+BRANCH = "If"  # no operator: one of its two graphs takes its place
 
 
 def operator(
-    *names: str, host: tuple[int, ...] = (), numbers: tuple[int, ...] = (), gives_constants: bool = False
+    *names: str,
+    host: tuple[int, ...] = (),
+    numbers: tuple[int, ...] = (),
+    contents: tuple[int, ...] | None = None,
+    folds: bool = True,
+    ignores: tuple[str, ...] = (),
 ) -> Callable[[Run], Run]:
     """Register a function under its ONNX names; see `Operator` for the arguments."""
 
     def enter(run: Run) -> Run:
         for name in names:
             assert name not in OPERATORS, name
-            OPERATORS[name] = Operator(run, frozenset(host), frozenset(numbers), gives_constants)
+            needed = None if contents is None else frozenset(contents)
+            OPERATORS[name] = Operator(run, frozenset(host), frozenset(numbers), needed, folds, frozenset(ignores))
         return run
 
     return enter

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 import numpy
 import onnx
 
+from .functions import all_nodes
+
 _FLOATS = {
     onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16,
 }  # fmt: skip
@@ -57,7 +59,7 @@ def running_statistics(graph: onnx.GraphProto) -> set[str]:
     """Return the names of the initializers that batch norms use as mean and variance."""
     return {
         node.input[position]
-        for node in graph.node
+        for node in all_nodes(graph.node)
         for position in _STATISTICS.get(node.op_type, ())
         if position < len(node.input)
     }
@@ -77,7 +79,7 @@ def _marks(graph: onnx.GraphProto) -> dict[str, str]:
 def _places(graph: onnx.GraphProto) -> dict[str, set[tuple[str, int]]]:
     """Return {value: operators and positions that use it}, followed through operators that only move data."""
     places: dict[str, set[tuple[str, int]]] = defaultdict(set)
-    for node in reversed(graph.node):
+    for node in reversed(list(all_nodes(graph.node))):
         for position, name in enumerate(node.input):
             if node.op_type in MOVES and position == 0:
                 for output in node.output:

@@ -79,7 +79,7 @@ def test_a_truncated_file_at_every_length(tmp_path: Path) -> None:
         assert ": " in refusal(path)
 
 
-@pytest.mark.parametrize("version", [5, 999])
+@pytest.mark.parametrize("version", [0, 999])
 def test_an_opset_that_is_not_understood(tmp_path: Path, version: int) -> None:
     path = changed(tmp_path / "m.onnx", lambda model: setattr(model.opset_import[0], "version", version))
     message = refusal(path)
@@ -93,13 +93,13 @@ def test_no_opset_at_all(tmp_path: Path) -> None:
 
 def test_all_unsupported_operators_are_named_at_once(tmp_path: Path) -> None:
     nodes = [
-        helper.make_node("Det", ["y"], ["a"]),
+        helper.make_node("Unique", ["y"], ["a"]),
         helper.make_node("Hardmax", ["y"], ["b"]),
         helper.make_node("Hardmax", ["b"], ["c"]),
         helper.make_node("FusedGelu", ["c"], ["z"], domain="com.microsoft"),
     ]
     message = refusal(changed(tmp_path / "m.onnx", lambda model: model.graph.node.extend(nodes)))
-    assert "Det (1x), Hardmax (2x), com.microsoft::FusedGelu (1x)" in message
+    assert "Hardmax (2x), Unique (1x), com.microsoft::FusedGelu (1x)" in message
 
 
 def calling(path: Path, functions: dict[str, list[str]]) -> Path:
@@ -141,7 +141,7 @@ def test_functions_that_call_themselves_or_double_in_each_other_are_not_inlined(
 def test_a_form_of_an_operator_that_is_not_supported_names_the_node(tmp_path: Path) -> None:
     weights = WEIGHT | {"image": numpy.ones((1, 1, 4, 4), dtype="float32")}
     nodes = [
-        helper.make_node("MaxPool", ["image"], ["p", "i"], "the_pool", kernel_shape=[2, 2]),
+        helper.make_node("MaxPool", ["image"], ["p", "i"], "the_pool", kernel_shape=[2, 2], storage_order=1),
         helper.make_node("ReduceSum", ["i"], ["s"], keepdims=0),
         helper.make_node("Cast", ["s"], ["f"], to=1),
         helper.make_node("Add", ["y", "f"], ["z"]),

@@ -45,6 +45,7 @@ class Case:
     outputs: int = 1
     opset: int = OPSET
     label: str = ""
+    then: tuple[tuple[int | None, str], ...] = ()  # nodes that read its sequence, each with a position in it
 
     def __str__(self) -> str:
         return f"{self.kind}{'-' if self.label else ''}{self.label}" + (
@@ -58,6 +59,9 @@ IMAGE, LINE, VOLUME = floats(2, 4, 9, 8), floats(2, 4, 11), floats(1, 2, 6, 5, 7
 TRUE, FALSE = X > 0, Y > 0
 WHOLE = GENERATOR.integers(1, 9, (2, 5)).astype(numpy.int64)
 SEQUENCE = floats(5, 2, 3)
+UNPOOLED = (numpy.arange(24).reshape(2, 3, 2, 2) * 4 + 1).astype(numpy.int64)  # a place in each window of 2 x 2
+RANDOM = {"RandomNormalLike", "RandomUniformLike", "Bernoulli"}
+CLEAR_OF_RUNTIME = {"CumProd"}  # onnxruntime does not have it yet
 
 
 def one(kind: str, x: Any = X, **attributes: Any) -> Case:
@@ -95,6 +99,9 @@ CASES = [
     Case("Where", (TRUE, X, Y), data=3), Case("Where", (TRUE, scalar(0.0), Y), data=1, label="number"),
     Case("Clip", (X, scalar(-0.5), scalar(1.0))), Case("Clip", (X, None, scalar(1.0)), label="above"),
     Case("Clip", (X,), {"min": -0.5, "max": 0.5}, opset=10),
+    Case("Clip", (X, scalar(-0.5), scalar(1.0)), data=3, label="data"),
+    Case("Clip", (X, scalar(-0.5), scalar(1.0)), data=2, label="lowest"),
+    one("Shrink", lambd=0.7, bias=0.2), one("Shrink"), one("Det", floats(2, 3, 3)),
     Case("IsInf", (numpy.where(X > 1, numpy.inf, -numpy.inf).astype(FLOAT),), {"detect_negative": 0}),
     Case("PRelu", (IMAGE, floats(4, 1, 1))), Case("PRelu", (IMAGE, floats(1, 1, 8)), label="last"),
     Case("Dropout", (X,)), Case("Dropout", (X,), {"ratio": 0.3}, opset=10),
@@ -124,6 +131,17 @@ CASES = [
     Case("Trilu", (floats(2, 4, 4), scalar(1, numpy.int64))), one("Trilu", floats(4, 4), upper=0),
     *(one("DepthToSpace", floats(1, 8, 2, 3), blocksize=2, mode=m) for m in ("DCR", "CRD")),
     one("SpaceToDepth", floats(1, 2, 4, 6), blocksize=2),
+    # sequences: see also the graphs below
+    Case("SplitToSequence", (floats(6, 2), ints(1, 2, 3)), {"axis": 0}, then=((1, "SequenceAt"),)),
+    Case("SplitToSequence", (floats(7, 2), scalar(3, numpy.int64)), then=((-1, "SequenceAt"),), label="size"),
+    Case("SplitToSequence", (X,), {"axis": 1, "keepdims": 0}, then=((2, "SequenceAt"),), label="ones"),
+    Case("SplitToSequence", (X,), {"axis": 1}, then=((None, "ConcatFromSequence"),), label="kept"),
+    Case("SequenceConstruct", (X, Y), data=2, then=((0, "SequenceAt"),)),
+    Case("SequenceConstruct", (X, Y), then=((None, "ConcatFromSequence"),), label="constant"),
+    Case("SequenceConstruct", (X, Y), data=2, then=((None, "SequenceLength"),), label="length"),
+    Case("SequenceConstruct", (X, Y), data=2, then=((1, "SequenceErase"), (-1, "SequenceAt")), label="erase"),
+    Case("SequenceConstruct", (X, Y), data=2, then=((1, "SequenceInsert"), (0, "SequenceAt")), label="insert"),
+    Case("SequenceEmpty", (), data=0, then=((None, "SequenceInsert"), (0, "SequenceAt"))),
     Case("OneHot", (ints(0, 2, -1), scalar(4, numpy.int64), floats(2)), {"axis": 0}),
     # indexing
     Case("Gather", (ints([1, -1], [0, 3]), floats(4, 5)), label="table"),  # its table is stored: see `stored_first`
@@ -139,7 +157,11 @@ CASES = [
              {"axis": 1, "reduction": r}, label=r)
         for r in ("none", "add", "mul", "max")
     ),
-    Case("TopK", (X, ints(2)), {"axis": 1}, outputs=2), Case("CumSum", (X, scalar(1, numpy.int64))),
+    Case("Scatter", (X, GENERATOR.integers(0, 1, (2, 1, 4)), floats(2, 1, 4)), {"axis": 1}, opset=9),
+    Case("TopK", (X, ints(2)), {"axis": 1}, outputs=2), Case("TopK", (X, ints(2)), {"largest": 0}, outputs=2),
+    Case("TopK", (numpy.round(X), ints(3)), outputs=2, label="ties"), Case("CumSum", (X, scalar(1, numpy.int64))),
+    Case("ReverseSequence", (SEQUENCE, ints(5, 3))),
+    Case("ReverseSequence", (SEQUENCE, ints(2, 0, 1, 1, 2)), {"time_axis": 1, "batch_axis": 0}, label="batch"),
     Case("CumSum", (X, scalar(-1, numpy.int64)), {"exclusive": 1, "reverse": 1}, label="backwards"),
     Case("NonZero", (scalar([1, 0, 2], numpy.int64),), data=0),
     # reductions
@@ -176,18 +198,43 @@ CASES = [
     one("AveragePool", IMAGE, kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1),
     one("AveragePool", IMAGE, kernel_shape=[2, 2], pads=[0, 1, 1, 0]),
     one("AveragePool", IMAGE, kernel_shape=[2, 2], pads=[0, 1, 1, 0], count_include_pad=1),
-    one("GlobalAveragePool", VOLUME), one("GlobalMaxPool", IMAGE),
+    one("GlobalAveragePool", VOLUME), one("GlobalMaxPool", IMAGE), one("GlobalLpPool", IMAGE, p=3),
+    Case("MaxPool", (IMAGE,), {"kernel_shape": [2, 2], "strides": [2, 2]}, outputs=2, label="indices"),
+    Case("MaxPool", (VOLUME,), {"kernel_shape": [2, 2, 2], "pads": [1] * 6}, outputs=2, label="padded"),
+    Case("MaxUnpool", (floats(2, 3, 2, 2), UNPOOLED), {"kernel_shape": [2, 2], "strides": [2, 2]}, data=2),
+    one("LpPool", IMAGE, kernel_shape=[2, 3], p=3), one("LpPool", IMAGE, kernel_shape=[3, 3], pads=[1, 0, 1, 2]),
+    # sampling and signals
+    *(
+        Case("GridSample", (IMAGE, floats(2, 5, 6, 2, low=-1.2, high=1.2)),
+             {"mode": m, "padding_mode": p, "align_corners": a}, data=2, label=f"{m}{p}{a}")
+        for m, p, a in (("linear", "zeros", 0), ("nearest", "border", 0), ("cubic", "reflection", 1))
+    ),
+    Case("GridSample", (IMAGE, floats(2, 5, 6, 2)), {"mode": "bilinear"}, data=2, opset=16),
+    Case("AffineGrid", (floats(2, 2, 3), ints(2, 3, 4, 5))),
+    Case("AffineGrid", (floats(2, 3, 4), ints(2, 3, 4, 5, 6)), {"align_corners": 1}, label="volume"),
+    Case("Col2Im", (floats(2, 8, 12), ints(4, 5), ints(2, 2))),
+    Case("Col2Im", (floats(2, 8, 9), ints(5, 5), ints(2, 2)), {"strides": [2, 2], "pads": [1] * 4}, label="padded"),
+    Case("DFT", (floats(2, 8, 3, 1), None, scalar(1, numpy.int64)), {"onesided": 1}),
+    Case("DFT", (floats(2, 8, 3, 2), scalar(6, numpy.int64), scalar(-2, numpy.int64)), {"inverse": 1},
+         label="inverse"),
+    Case("DFT", (floats(2, 8, 2),), {"axis": 1}, opset=17),
+    Case("STFT", (floats(2, 32, 1), scalar(4, numpy.int64), floats(8))),
+    Case("STFT", (floats(2, 32, 1), scalar(4, numpy.int64), None, scalar(8, numpy.int64)), {"onesided": 0},
+         label="both"),
+    *(Case(k, (scalar(9, numpy.int64),), {"periodic": p}, data=0, label=str(p))
+      for k in ("HannWindow", "HammingWindow", "BlackmanWindow") for p in (0, 1)),
     # norms
     Case("BatchNormalization", (IMAGE, floats(4), floats(4), floats(4), floats(4, low=0.5)), {"epsilon": 1e-3}),
     Case("InstanceNormalization", (IMAGE, floats(4), floats(4))),
     Case("LayerNormalization", (X, floats(4), floats(4))),
     Case("LayerNormalization", (X, floats(3, 4)), {"axis": 1}, label="two"),
     Case("LayerNormalization", (X, floats(4)), {"axis": 1}, label="broadcast"),
+    Case("LayerNormalization", (X, floats(3, 4), floats(4)), {"axis": 1}, outputs=3, label="moments"),
     Case("RMSNormalization", (X, floats(4)), opset=23),
     Case("RMSNormalization", (X, floats(4)), {"axis": 1}, opset=23, label="two"),
     Case("GroupNormalization", (IMAGE, floats(4), floats(4)), {"num_groups": 2}, opset=21),
     one("LRN", IMAGE, size=3, alpha=0.01, beta=0.6, bias=1.5), one("LpNormalization", X, p=1),
-    one("LpNormalization", X, p=2, axis=1),
+    one("LpNormalization", X, p=2, axis=1), one("LpNormalization", numpy.zeros_like(X), p=2),
     one("MeanVarianceNormalization", IMAGE),
     # recurrent layers
     *(recurrent("LSTM", 4, d, s) for d in ("forward", "reverse", "bidirectional") for s in (0, 2)),
@@ -221,7 +268,30 @@ CASES = [
         for m, c in (("linear", "half_pixel"), ("linear", "align_corners"), ("cubic", "half_pixel"))
     ),
     Case("Resize", (VOLUME, None, scalar([1, 1, 2, 2, 2])), {"mode": "linear"}, label="volume"),
+    *(
+        Case("Resize", (IMAGE, None, scalar([1, 1, 1.6, 0.7])),
+             {"mode": m, "coordinate_transformation_mode": c}, label=f"{m}-{c}-share")
+        for m in ("nearest", "linear", "cubic")
+        for c in ("half_pixel", "asymmetric", "align_corners", "half_pixel_symmetric")
+    ),
+    *(
+        Case("Resize", (IMAGE, None, scalar([1, 1, 1.7, 0.6])), {"nearest_mode": n}, label=n)
+        for n in ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
+    ),
+    *(
+        Case("Resize", (IMAGE, None, None, ints(2, 4, 5, 1)), {"mode": m, "antialias": a, "exclude_outside": e,
+             "coordinate_transformation_mode": "pytorch_half_pixel"}, label=f"{m}-smooth{a}-inside{e}")
+        for m in ("linear", "cubic") for a, e in ((0, 0), (1, 0), (1, 1)) if m == "cubic" or a or not e
+    ),
+    Case("Resize", (IMAGE, None, None, ints(2, 4, 5, 4)), {"mode": "linear", "antialias": 1, "exclude_outside": 1},
+         label="as-PyTorch-smooths"),
+    Case("Resize", (IMAGE, None, None, ints(5, 12)), {"mode": "linear", "axes": [2, 3]}, label="axes"),
+    Case("Resize", (IMAGE, None, scalar([1, 2, 2, 2])), label="channels"),
+    Case("Resize", (IMAGE, None, scalar([1, 1, 3, 2])), {"mode": "cubic", "cubic_coeff_a": -0.5}, label="coefficient"),
+    Case("Resize", (LINE, None, scalar([1, 1, 3])), {"mode": "linear", "coordinate_transformation_mode": "asymmetric"},
+         label="line"),
     Case("Upsample", (IMAGE, scalar([1, 1, 2, 2])), {"mode": "nearest"}, opset=9),
+    Case("Upsample", (IMAGE, scalar([1, 1, 2, 2])), {"mode": "linear"}, opset=9, label="linear"),
 ]  # fmt: skip
 
 
@@ -233,7 +303,20 @@ def build(case: Case, path: Path) -> tuple[Any, dict[str, Any]]:
     order = [names[1], names[0]] if (case.kind, case.label) == ("Gather", "table") else names
     outputs = [f"o{number}" for number in range(case.outputs)]
     nodes = [helper.make_node(case.kind, order, outputs, **case.attributes)]
-    if case.data == 0 or OPERATORS[case.kind].gives_constants:  # known while building: let data depend on it
+    for number, (position, kind) in enumerate(case.then):
+        reads, makes = [outputs[0]], [f"then{number}"]
+        if kind == "SequenceInsert":
+            reads.append("new")
+            given["new"] = X
+        if position is not None:
+            reads.append(f"at{number}")
+            stored[f"at{number}"] = scalar(position, numpy.int64)
+        more = {"axis": 1} if kind == "ConcatFromSequence" else {}
+        nodes.append(helper.make_node(kind, reads, makes, **more))
+        outputs = makes
+    if (case.data == 0 and not given) or OPERATORS[
+        nodes[-1].op_type
+    ].contents == frozenset():  # known while building: let data depend on it
         nodes += [helper.make_node("Cast", outputs, ["cast"], to=1), helper.make_node("Add", ["cast", "z"], ["sum"])]
         given["z"], outputs = scalar([0.5]), ["sum"]
     save_graph(path, nodes, given, stored, outputs, case.opset)
@@ -257,7 +340,8 @@ def test_an_operator_computes_what_onnxruntime_does(case: Case, tmp_path: Path) 
 
 
 def test_every_operator_has_a_case() -> None:
-    assert {case.kind for case in CASES} == set(OPERATORS)
+    covered = {case.kind for case in CASES} | {kind for case in CASES for _, kind in case.then}
+    assert covered | RANDOM | CLEAR_OF_RUNTIME == set(OPERATORS)
 
 
 def test_the_documentation_lists_them_all() -> None:

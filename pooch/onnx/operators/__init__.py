@@ -9,8 +9,12 @@ from . import (  # noqa: F401 - each enters its operators
     losses,
     normalization,
     pooling,
+    randomness,
     recurrent,
     reductions,
     resizing,
+    sampling,
+    sequences,
     shapes,
+    signals,
 )

@@ -13,7 +13,7 @@ _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 _TRANSPOSES = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
 
 
-@operator("Conv")
+@operator("Conv", ignores=("kernel_shape",))
 def _conv(op: Operation, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     windows = windows_of(op, x, list(weight.shape[2:]))
     padding = windows.before
@@ -23,7 +23,7 @@ def _conv(op: Operation, x: Tensor, weight: Tensor, bias: Tensor | None = None) 
     return convolve(x, weight, bias, windows.strides, padding, windows.dilations, op.get("group", 1))
 
 
-@operator("ConvTranspose")
+@operator("ConvTranspose", ignores=("kernel_shape",))
 def _conv_transpose(op: Operation, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if op.get("output_shape") is not None or op.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         raise UnsupportedVariant("an output_shape or automatic padding")

@@ -24,7 +24,7 @@ _PLAIN: dict[str, Callable[..., Tensor]] = {
     "Softsign": functional.softsign, "Sqrt": torch.sqrt, "Tan": torch.tan, "Tanh": torch.tanh,
     "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor,
     "BitwiseNot": torch.bitwise_not, "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or,
-    "BitwiseXor": torch.bitwise_xor,
+    "BitwiseXor": torch.bitwise_xor, "Det": torch.linalg.det,
 }  # fmt: skip
 
 # One of the two may be a Python number.
@@ -91,11 +91,20 @@ def _where(op: Operation, condition: Tensor, yes: Any, no: Any) -> Tensor:
     return torch.where(condition, yes, no)
 
 
-@operator("Clip", host=(1, 2))
-def _clip(op: Operation, x: Tensor, low: HostNumbers | None = None, high: HostNumbers | None = None) -> Tensor:
-    lowest = op.get("min") if low is None else low.item()
-    highest = op.get("max") if high is None else high.item()
-    return x if lowest is None and highest is None else torch.clamp(x, lowest, highest)
+@operator("Clip", numbers=(1, 2))
+def _clip(op: Operation, x: Tensor, low: Any = None, high: Any = None) -> Tensor:
+    limits = [op.get(name) if given is None else given for name, given in (("min", low), ("max", high))]
+    if limits == [None, None]:
+        return x
+    if any(isinstance(limit, Tensor) for limit in limits):  # `torch.clamp` takes no number beside a tensor
+        limits = [None if limit is None else torch.as_tensor(limit, dtype=x.dtype, device=x.device) for limit in limits]
+    return torch.clamp(x, *limits)
+
+
+@operator("Shrink")
+def _shrink(op: Operation, x: Tensor) -> Tensor:
+    bias, edge = op.get("bias", 0.0), op.get("lambd", 0.5)
+    return torch.where(x < -edge, x + bias, torch.where(x > edge, x - bias, torch.zeros_like(x)))
 
 
 @operator("IsInf")
@@ -137,7 +146,7 @@ def _hard_sigmoid(op: Operation, x: Tensor) -> Tensor:
     return torch.clamp(op.get("alpha", 0.2) * x + op.get("beta", 0.5), 0, 1)
 
 
-@operator("Dropout", host=(1, 2))
+@operator("Dropout", host=(1, 2), ignores=("seed",))
 def _dropout(op: Operation, x: Tensor, ratio: HostNumbers | None = None, training: HostNumbers | None = None) -> Any:
     share = number(ratio, op.get("ratio", 0.5))
     active = op.trains(bool(training.item()) if training is not None else False)

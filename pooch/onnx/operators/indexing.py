@@ -57,7 +57,7 @@ def _scatter_nd(op: Operation, data: Tensor, indices: Tensor, updates: Tensor) -
 _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
-@operator("ScatterElements")
+@operator("ScatterElements", "Scatter")
 def _scatter_elements(op: Operation, data: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     axis, reduction = op.get("axis", 0), op.get("reduction", "none")
     wrapped = _not_negative(indices, data.shape[axis])
@@ -69,8 +69,12 @@ def _scatter_elements(op: Operation, data: Tensor, indices: Tensor, updates: Ten
 @operator("TopK", host=(1,))
 def _top_k(op: Operation, x: Tensor, count: HostNumbers | None = None) -> tuple[Tensor, Tensor]:
     wanted = int(number(count, op.get("k", 0)))
-    largest = torch.topk(x, wanted, op.get("axis", -1), bool(op.get("largest", 1)), bool(op.get("sorted", 1)))
-    return largest.values, largest.indices
+    op.get("sorted")  # what is sorted serves either way
+    axis, largest = op.get("axis", -1), bool(op.get("largest", 1))
+    # Of equal elements ONNX takes the first. `torch.topk` takes any, and saves as many indices as `gather` here.
+    ordered = torch.sort(x.detach(), dim=axis, descending=largest, stable=True)
+    indices = ordered.indices.narrow(axis, 0, wanted).contiguous()
+    return torch.gather(x, axis, indices), indices
 
 
 @operator("CumSum", host=(1,))
@@ -81,6 +85,29 @@ def _cumsum(op: Operation, x: Tensor, axis: HostNumbers) -> Tensor:
     if op.get("exclusive", 0):
         total = total - turned
     return total.flip(along) if op.get("reverse", 0) else total
+
+
+@operator("CumProd", host=(1,))
+def _cumprod(op: Operation, x: Tensor, axis: HostNumbers) -> Tensor:
+    along = int(number(axis, 0))
+    turned = x.flip(along) if op.get("reverse", 0) else x
+    if op.get("exclusive", 0):
+        before = turned.narrow(along, 0, turned.shape[along] - 1)
+        turned = torch.cat([torch.ones_like(turned.narrow(along, 0, 1)), before], along)
+    product = torch.cumprod(turned, along, dtype=x.dtype)
+    return product.flip(along) if op.get("reverse", 0) else product
+
+
+@operator("ReverseSequence")
+def _reverse_sequence(op: Operation, x: Tensor, lengths: Tensor) -> Tensor:
+    time, batch = op.get("time_axis", 0), op.get("batch_axis", 1)
+    steps = torch.arange(x.shape[time], device=x.device)
+    ends = lengths.to(torch.int64)[:, None]
+    sources = torch.where(steps < ends, ends - 1 - steps, steps)  # (batch, time)
+    shape = [1] * x.dim()
+    shape[batch], shape[time] = sources.shape
+    sources = (sources if batch < time else sources.t()).reshape(shape)
+    return torch.gather(x, time, sources.expand(x.shape))
 
 
 @operator("NonZero")

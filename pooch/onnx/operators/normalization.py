@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,10 +20,11 @@ _TRAINED_FROM = ("_native_batch_norm_legit_functional", "batch_norm_with_update"
 
 def _was_training(op: Operation) -> bool:
     """Whether the file uses batch statistics: an attribute since opset 14, additional outputs before."""
+    told = bool(op.get("training_mode", 0))
     if any(name in op.node.origin for name in _TRAINED_FROM):
         return True
     if op.opset >= 14:
-        return bool(op.get("training_mode", 0))
+        return told
     return sum(1 for name in op.node.outputs if name) > 1
 
 
@@ -42,19 +45,20 @@ def _instance_norm(op: Operation, x: Tensor, scale: Tensor, bias: Tensor) -> Ten
     return functional.instance_norm(x, weight=scale, bias=bias, eps=op.get("epsilon", _EPSILON))
 
 
-@operator("LayerNormalization")
-def _layer_norm(op: Operation, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    if op.reads(1) or op.reads(2):
-        raise UnsupportedVariant("its second and third output")
+@operator("LayerNormalization", ignores=("stash_type",))  # the type of the second and third output
+def _layer_norm(op: Operation, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Any:
     shape = list(x.shape[op.get("axis", -1) % x.dim() :])
     epsilon = op.get("epsilon", _EPSILON)
+    if op.reads(1) or op.reads(2):
+        shift = None if bias is None else bias.expand(shape)
+        return torch.native_layer_norm(x, shape, scale.expand(shape), shift, epsilon)
     if list(scale.shape) == shape and (bias is None or list(bias.shape) == shape):
         return functional.layer_norm(x, shape, scale, bias, epsilon)
     normal = functional.layer_norm(x, shape, None, None, epsilon) * scale
     return normal if bias is None else normal + bias
 
 
-@operator("RMSNormalization")
+@operator("RMSNormalization", ignores=("stash_type",))
 def _rms_norm(op: Operation, x: Tensor, scale: Tensor) -> Tensor:
     shape = list(x.shape[op.get("axis", -1) % x.dim() :])
     epsilon = op.get("epsilon", _EPSILON)
@@ -63,7 +67,7 @@ def _rms_norm(op: Operation, x: Tensor, scale: Tensor) -> Tensor:
     return functional.rms_norm(x, shape, None, epsilon) * scale
 
 
-@operator("GroupNormalization")
+@operator("GroupNormalization", ignores=("stash_type",))
 def _group_norm(op: Operation, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     # Before opset 21 there was a scale for each group; that form is deprecated, and the checker of onnx refuses it.
     return functional.group_norm(x, op.get("num_groups"), scale, bias, op.get("epsilon", _EPSILON))
@@ -80,7 +84,7 @@ def _local_response_norm(op: Operation, x: Tensor) -> Tensor:
 @operator("LpNormalization")
 def _lp_norm(op: Operation, x: Tensor) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(x, op.get("p", 2), op.get("axis", -1), keepdim=True)
-    return x / length
+    return x / torch.where(length == 0, torch.ones_like(length), length)  # of zeros, zeros
 
 
 @operator("MeanVarianceNormalization")

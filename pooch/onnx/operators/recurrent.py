@@ -75,7 +75,7 @@ def _state(given: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:
     return torch.zeros(directions, x.shape[1], width, dtype=x.dtype, device=x.device)
 
 
-@operator("LSTM", host=(4,))
+@operator("LSTM", host=(4,), ignores=("hidden_size",))
 def _lstm(
     op: Operation,
     x: Tensor,
@@ -95,7 +95,7 @@ def _lstm(
     return output, last, last_cell
 
 
-@operator("GRU", host=(4,))
+@operator("GRU", host=(4,), ignores=("hidden_size",))
 def _gru(
     op: Operation,
     x: Tensor,
@@ -113,7 +113,7 @@ def _gru(
     return output, last
 
 
-@operator("RNN", host=(4,))
+@operator("RNN", host=(4,), ignores=("hidden_size",))
 def _rnn(
     op: Operation,
     x: Tensor,

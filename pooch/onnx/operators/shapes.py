@@ -23,22 +23,22 @@ def _cast(op: Operation, x: Tensor) -> Tensor:
     return x.to(torch_type(op.get("to")))
 
 
-@operator("CastLike")
+@operator("CastLike", contents=(0,))
 def _cast_like(op: Operation, x: Tensor, other: Tensor) -> Tensor:
     return x.to(other.dtype)
 
 
-@operator("Shape", gives_constants=True)
+@operator("Shape", contents=())
 def _shape(op: Operation, x: Tensor) -> Tensor:
     return torch.tensor(list(x.shape)[op.get("start", 0) : op.get("end")], dtype=torch.int64)
 
 
-@operator("Size", gives_constants=True)
+@operator("Size", contents=())
 def _size(op: Operation, x: Tensor) -> Tensor:
     return torch.tensor(x.numel(), dtype=torch.int64)
 
 
-@operator("Constant", gives_constants=True)
+@operator("Constant", contents=())
 def _constant(op: Operation) -> Tensor:
     if op.get("value") is not None:
         tensor: Tensor = op.get("value")
@@ -50,14 +50,14 @@ def _constant(op: Operation) -> Tensor:
     raise UnsupportedVariant("a constant that is text or a sparse tensor")
 
 
-@operator("ConstantOfShape", host=(0,), gives_constants=True)
+@operator("ConstantOfShape", host=(0,))
 def _constant_of_shape(op: Operation, shape: HostNumbers) -> Tensor:
     value = op.get("value")
     filling, dtype = (0.0, torch.float32) if value is None else (value.reshape(-1)[0].item(), value.dtype)
     return torch.full(integers(shape), filling, dtype=dtype)
 
 
-@operator("Range", host=(0, 1, 2), gives_constants=True)
+@operator("Range", host=(0, 1, 2))
 def _range(op: Operation, start: HostNumbers, limit: HostNumbers, step: HostNumbers) -> Tensor:
     return torch.arange(start.item(), limit.item(), step.item(), dtype=start.dtype)
 
@@ -199,6 +199,8 @@ def _depth_to_space(op: Operation, x: Tensor) -> Tensor:
 def _space_to_depth(op: Operation, x: Tensor) -> Tensor:
     size = op.get("blocksize")
     batch, channels, height, width = x.shape
+    if op.get("mode", "DCR") == "CRD":
+        return functional.pixel_unshuffle(x, size)
     split = x.reshape(batch, channels, height // size, size, width // size, size)
     return split.permute(0, 3, 5, 1, 2, 4).reshape(batch, channels * size**2, height // size, width // size)
 
