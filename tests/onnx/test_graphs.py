@@ -158,6 +158,16 @@ def test_random_numbers_are_drawn_in_every_step(tmp_path: Path, kind: str) -> No
     assert abs(float(first.std()) - deviation) < 0.02
 
 
+def test_a_written_file_that_draws_numbers_is_not_called_wrong(tmp_path: Path) -> None:
+    noise = helper.make_node("RandomNormalLike", ["y"], ["noise"])
+    nodes = [PRODUCT, noise, helper.make_node("Add", ["y", "noise"], ["z"])]
+    workload = load_workload(str(save_graph(tmp_path / "m.onnx", nodes, {"x": ROWS}, {"w": WEIGHT}, ["z"])))
+    report = export_trained(workload, tmp_path / "trained.onnx")
+    report.refuse_different()
+    assert "its outputs are random" in report.line()
+    assert report.record()["is_random"] is True
+
+
 @pytest.mark.parametrize(("reverse", "exclusive"), [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_a_cumulative_product_is_that_of_its_specification(tmp_path: Path, reverse: int, exclusive: int) -> None:
     if onnx.defs.onnx_opset_version() < 26:

@@ -138,7 +138,9 @@ def test_a_difference_is_seen(conv_file: Path, tmp_path: Path, monkeypatch: pyte
     from pooch.onnx import exporting
 
     run_file = exporting._run_file
-    monkeypatch.setattr(exporting, "_run_file", lambda *given: [each * 1.01 for each in run_file(*given)])
+    monkeypatch.setattr(
+        exporting, "_run_file", lambda *a, **b: [[each * 1.01 for each in run] for run in run_file(*a, **b)]
+    )
     report = export_trained(load((NETS["convolutions"], conv_file)), tmp_path / "out.onnx")
     assert not report.is_same
     assert report.relative_difference == pytest.approx(0.01, rel=0.01)
