@@ -7,6 +7,7 @@ tensors are read by the onnx package, which refuses paths outside the folder of 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from ..ground.wording import error_text
 from . import operators as _operators  # noqa: F401 - fills the registry
 from .functions import all_nodes, without_functions
 from .registry import BRANCH, OPERATORS
+from .trainable import FLOATS
 
 OLDEST_OPSET = 7  # earlier opsets specify broadcasting in attributes: files that have one are converted
 _MOST_BYTES = (1 << 31) - 1  # what protobuf takes; larger models have external data
@@ -41,7 +43,21 @@ def read_model(path: Path) -> onnx.ModelProto:
     _refuse_unsupported(model, path)
     _load_external_data(model, path)
     _check(model, path)
+    _store_weights(model.graph)
     return model
+
+
+def _store_weights(graph: onnx.GraphProto) -> None:
+    """Make initializers of constants where there are no others: some exporters write weights as nodes."""
+    if any(math.prod(stored.dims) > 1 and stored.data_type in FLOATS for stored in graph.initializer):
+        return
+    for position in reversed(range(len(graph.node))):
+        node = graph.node[position]
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            stored = graph.initializer.add()
+            stored.CopyFrom(node.attribute[0].t)
+            stored.name = node.output[0]
+            del graph.node[position]
 
 
 def digest_of(path: Path) -> str:

@@ -15,7 +15,7 @@ import onnx
 
 from .functions import all_nodes
 
-_FLOATS = {
+FLOATS = {
     onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16,
 }  # fmt: skip
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -47,7 +47,7 @@ def trained_names(graph: onnx.GraphProto, freeze: str = "") -> set[str]:
     places = _places(graph)
     chosen = set()
     for stored in graph.initializer:
-        if stored.data_type not in _FLOATS or (freeze and fnmatch.fnmatchcase(stored.name, freeze)):
+        if stored.data_type not in FLOATS or (freeze and fnmatch.fnmatchcase(stored.name, freeze)):
             continue
         mark = marks.get(stored.name)
         if mark == "PARAMETER" or (mark is None and _by_place(stored, places[stored.name], bool(marks))):

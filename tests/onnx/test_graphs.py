@@ -237,3 +237,28 @@ def test_an_older_file_that_would_mean_something_else_is_refused(tmp_path: Path)
     """Slopes of PRelu were one for each channel, and are broadcast from the last axis now."""
     path = older(tmp_path / "m.onnx", helper.make_node("PRelu", ["y", "s"], ["z"]), s=numpy.ones(3, "float32"))
     assert "uses opset 6" in refusal(path)
+
+
+def test_weights_that_are_nodes_are_trained_where_there_are_no_others(tmp_path: Path) -> None:
+    bias = GENERATOR.uniform(-1, 1, 3).astype("float32")
+    constants = [
+        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array))
+        for name, array in {"w": WEIGHT, "b": bias, "axes": numpy.array([0], "int64")}.items()
+    ]
+    more = helper.make_node("Add", ["y", "b"], ["sum"]), helper.make_node("Unsqueeze", ["sum", "axes"], ["z"])
+    path = save_graph(tmp_path / "m.onnx", [*constants, PRODUCT, *more], {"x": ROWS}, {}, ["z"])
+    workload = load_workload(str(path))
+    assert sorted(p.numel() for p in workload.model.parameters()) == [3, 12]
+    workload.forward().backward()
+    workload.optimizer.step()
+    export_trained(workload, tmp_path / "trained.onnx")
+    (result,) = run_onnxruntime(tmp_path / "trained.onnx", {"x": ROWS})
+    torch.testing.assert_close(result, outputs_of(workload, ROWS).detach())
+    assert not numpy.allclose(result.numpy()[0], ROWS @ WEIGHT + bias)
+
+
+def test_a_constant_beside_weights_stays_one(tmp_path: Path) -> None:
+    scale = helper.make_node("Constant", [], ["s"], value=numpy_helper.from_array(WEIGHT[0].copy()))
+    nodes = [scale, PRODUCT, helper.make_node("Mul", ["y", "s"], ["z"])]
+    workload = load_workload(str(save_graph(tmp_path / "m.onnx", nodes, {"x": ROWS}, {"w": WEIGHT}, ["z"])))
+    assert [p.numel() for p in workload.model.parameters()] == [12]
