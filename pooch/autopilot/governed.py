@@ -17,6 +17,7 @@ from ..torchtools import accelerators
 from ..torchtools.calls import (
     COMPILED_LATER,
     PLACE,
+    SAVED_WITHOUT,
     CallContext,
     CallingThread,
     CallRegion,
@@ -211,6 +212,7 @@ class GovernedModels:
                 called. Until then the model is governed itself: the program may train either.
         """
         COMPILED_LATER.use(self)
+        SAVED_WITHOUT.use(self)
         self._comes = comes
         for number, model in enumerate(self.living):
             self._place(model, number, surround, here)
@@ -282,6 +284,7 @@ class GovernedModels:
     def remove(self) -> None:
         """Take all regions away."""
         COMPILED_LATER.leave(self)
+        SAVED_WITHOUT.leave(self)
         self._comes = None
         placed = [each() for each in self._calls]
         expected = [each() for each in self._expected]

@@ -118,6 +118,8 @@ class CallRegion(_Placed):
         self._compiled: Callable[..., Any] | None = None if isinstance(there, CallRegion) else there
         self.purpose, self._here = purpose, here
         self._module, self._region = weakref.ref(module), region
+        if purpose not in ("auto", "watch"):  # what places many of them uses it once for all
+            SAVED_WITHOUT.use(self)
         vars(module)[PLACE] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -161,6 +163,7 @@ class CallRegion(_Placed):
 
     def remove(self) -> None:
         """Restores the module's calls, unless something else has taken the place since."""
+        SAVED_WITHOUT.leave(self)
         module = self._module()
         if module is not None and self.is_in_place():
             if self._compiled is None:
@@ -249,6 +252,21 @@ def _compile_outside(original: Any) -> Any:
     return compiling
 
 
+def _save_without(original: Any) -> Any:
+    @functools.wraps(original)
+    def reducing(module: torch.nn.Module, protocol: Any) -> Any:
+        made = original(module, protocol)
+        state = made[2] if isinstance(made, tuple) and len(made) > 2 else None
+        if not (isinstance(state, dict) and isinstance(state.get(PLACE), _Placed)):
+            return made
+        return (*made[:2], {name: value for name, value in state.items() if name != PLACE}, *made[3:])
+
+    return reducing
+
+
+# In place as long as regions are: recurrent modules, DDP and others that say themselves what is saved of them save all
+# attributes, and what names a function of Pooch cannot be loaded without it, nor with `weights_only`.
+SAVED_WITHOUT = StandIns(Place(torch.nn.Module, "__reduce_ex__", _save_without))
 # In place as long as somebody governs modules that the program may compile later.
 COMPILED_LATER = StandIns(
     Place(torch.nn.Module, "compile", _compile_in_place), Place(torch, "compile", _compile_outside)

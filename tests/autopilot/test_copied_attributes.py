@@ -6,6 +6,7 @@ Among the attributes is what stands in the place of the calls of the governed mo
 from __future__ import annotations
 
 import gc
+import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 import pooch
 from pooch.autopilot.finding import ModelFinder
+from pooch.torchtools.calls import PLACE
 
 pytestmark = pytest.mark.cpu
 ROOMY, TIGHT = "1GiB", "400KiB"
@@ -142,3 +144,37 @@ def test_it_is_run_where_steps_that_fit_are_followed_without_python() -> None:
             optimizer.zero_grad()
             if number == 11:
                 assert not with_all_attributes_of(model, zeros)(torch.randn(ROWS, WIDTH)).any()
+
+
+class SaysItself(nn.Linear):
+    """Says itself what is saved of it: all attributes, as modules of PyTorch's own that are recurrent do."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self)
+
+
+def planned(model: nn.Module) -> AbstractContextManager[object]:
+    inputs = torch.randn(4, WIDTH)
+    profile = pooch.profile(lambda: first_of(model(inputs)).square().mean(), model)
+    return pooch.apply(pooch.plan(profile, "100%"), model)
+
+
+def first_of(made: Any) -> Tensor:
+    tensor: Tensor = made[0] if isinstance(made, tuple) else made
+    return tensor
+
+
+@pytest.mark.parametrize("way", [lambda model: pooch.auto(model, ROOMY), planned], ids=["auto", "plan"])
+@pytest.mark.parametrize("kind", [nn.LSTM, SaysItself])
+def test_what_is_saved_of_a_module_is_the_same_as_without_a_budget(
+    kind: type[nn.Module], way: Callable[[nn.Module], AbstractContextManager[object]]
+) -> None:
+    model = kind(WIDTH, WIDTH)
+    before = pickle.dumps(model)
+    with way(model):
+        first_of(model(torch.randn(4, WIDTH))).square().mean().backward()
+        model.zero_grad()
+        assert PLACE in vars(model)
+        assert pickle.dumps(model) == before
+        assert PLACE in vars(model)
+    assert "__reduce_ex__" not in vars(nn.Module)
