@@ -53,20 +53,29 @@ def will_arrange_buckets(model: torch.nn.Module) -> bool:
     )
 
 
-# Models whose buckets were made while allocations were counted, with whether they would still arrange them anew at the
-# end of that: the allocator counts them for as long as they live.
+# Models whose buckets were made while allocations were counted, with whether they would still arrange them anew when
+# that was noted: the allocator counts them for as long as they live.
 _COUNTED: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
+_OPEN: weakref.WeakSet[EarlierBuckets] = weakref.WeakSet()
 
 
 class EarlierBuckets:
     """The buckets of DDP models that are there already. DDP makes them as it is made, and C++ holds them, unseen."""
 
     def __init__(self) -> None:
+        for other in list(_OPEN):  # as `pooch exec` counts before a model is there
+            other._note()
         models = [(each, will_arrange_buckets(each)) for each in _ddp_models()]
         self._models = [(weakref.ref(each), would) for each, would in models if _COUNTED.get(each) is not would]
         self.counted_bytes = 0  # by the last `count`
+        _OPEN.add(self)
 
     def close(self) -> None:
+        """Count none any longer."""
+        self._note()
+        _OPEN.discard(self)
+
+    def _note(self) -> None:
         """Note what has been counted as it was made, for those who count later in the same process."""
         still = {id(each) for each in self._there()}
         _COUNTED.update({each: will_arrange_buckets(each) for each in _ddp_models() if id(each) not in still})

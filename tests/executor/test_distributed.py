@@ -119,6 +119,22 @@ def test_buckets_are_counted_once_where_a_budget_follows_another(
         assert unseen_bytes(counted) == sum(parameter.nbytes for parameter in model.parameters())
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize("is_arranged", [False, True])
+def test_buckets_are_counted_once_where_somebody_counts_already(
+    is_arranged: bool, unseen_bytes: Callable[[CountedBytes], int]
+) -> None:
+    """`pooch exec` counts from the beginning, and the budget begins once a model is there."""
+    with closing(CountedBytes(the_allocator())):
+        model = DistributedDataParallel(nn.Linear(256, 256))
+        for _ in range(2 * is_arranged):
+            model(torch.ones(8, 256)).sum().backward()
+        assert model._has_rebuilt_buckets is is_arranged
+        with closing(CountedBytes(the_allocator())) as counted:
+            assert counted._buckets.counted_bytes == 0
+            assert unseen_bytes(counted) == sum(parameter.nbytes for parameter in model.parameters())
+
+
 class Named(torch.Tensor):
     """A parameter's class of the user's own, without behaviour."""
 
