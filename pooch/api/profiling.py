@@ -56,7 +56,8 @@ def profile(
     and `requires_grad`. It cannot restore what `forward` changes elsewhere: variables that it closes over, metrics
     outside the model, iterators over data. It calls `forward` at most `warmup + 2 * repeats + 3` times on a CPU if the
     step fits, twice in mode "fake", and never more than `warmup + 2 * repeats + 12` times; with a loss that can run in
-    slices, six times more. The profile's notes give the number.
+    slices, six times more, and once more if the first pass runs other ops than the next one, as where it makes a mask
+    that later ones read: the profile is that of later steps. The profile's notes give the number.
 
     The step is recorded under a budget, which `mode` chooses. What does not fit into the memory that the device has
     left leaves it meanwhile, and such a step is not run plainly; if it does not fit even so, it is traced with fake

@@ -39,6 +39,12 @@ class ProfileOptions:
     memory_limit_bytes: int | None = None
 
 
+FIRST_DIFFERS = (
+    "the first forward pass ran other ops than the next one, as where it makes what later ones read: the profile is "
+    "that of later ones"
+)
+
+
 @contextmanager
 def user_errors_named() -> Iterator[None]:
     """Reports errors of the user's model in one line; Pooch's own and out-of-memory errors pass unchanged."""
@@ -52,14 +58,20 @@ def user_errors_named() -> Iterator[None]:
         raise ProfileError(f"the step raised {type(error).__name__}: {first_line(error)}") from error
 
 
+def is_same_forward(first: ForwardRecorder, recorded: ForwardRecorder) -> bool:
+    """Whether two forward passes ran the same ops."""
+    expected, actual = ([op.fingerprint for op in each.ops] for each in (first, recorded))
+    return actual == expected and len(recorded.values) == len(first.values)
+
+
 def check_same_forward(first: ForwardRecorder, recorded: ForwardRecorder) -> None:
-    """Checks that the first forward pass and a later one ran the same ops.
+    """Checks that two forward passes ran the same ops.
 
     Raises:
         ProfileError: the forward pass changes from run to run.
     """
-    expected, actual = ([op.fingerprint for op in each.ops] for each in (first, recorded))
-    if actual != expected or len(recorded.values) != len(first.values):
+    if not is_same_forward(first, recorded):
+        expected, actual = ([op.fingerprint for op in each.ops] for each in (first, recorded))
         pairs = enumerate(zip(expected, actual, strict=False))
         where = next((i for i, (before, now) in pairs if before != now), len(expected))
         raise ProfileError(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import pooch
 from pooch.errors import ProfileError, UsageError
+from pooch.profiler.session import FIRST_DIFFERS
 from pooch.torchtools.kept_contents import KeptContents
 from pooch.torchtools.memory_trace import live_bytes
 from pooch.torchtools.module_attributes import attributes_kept
@@ -101,6 +102,33 @@ def test_what_forward_counts_collects_and_caches_is_put_back(mode: str) -> None:
     assert all(model.__dict__[name] is each for name, each in objects.items())
     assert all(model.get_buffer(name) is each for name, each in buffers.items())
     assert not model.layer.bias.requires_grad
+
+
+class Masking(nn.Module):
+    """Makes a mask in its first forward pass, which later ones read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.mask: Tensor | None = None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.ones(len(rows), 64).tril()
+        return (self.layer(rows) * self.mask).sin().sum()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_the_first_forward_pass_alone_makes_belongs_to_no_step(mode: str) -> None:
+    rows, model = torch.ones(1024, 64), Masking()
+    profile = profiled(lambda: model(rows), model, mode)
+    assert model.mask is None
+    model(rows)
+    expected = profiled(lambda: model(rows), model, mode)
+    assert [op.name for op in profile.ops] == [op.name for op in expected.ops]
+    assert profile.persistent_bytes == expected.persistent_bytes  # the mask is there throughout the step
+    assert FIRST_DIFFERS in profile.notes
+    assert FIRST_DIFFERS not in expected.notes
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -20,7 +20,7 @@ from ...torchtools.training_state import model_device, random_state_kept
 from ..assembly import assembled_profile
 from ..outliving import persistent_tensors
 from ..persistent import foreseen_state
-from ..session import ProfileOptions, check_same_forward, user_errors_named
+from ..session import FIRST_DIFFERS, ProfileOptions, check_same_forward, is_same_forward, user_errors_named
 from ..slots import StepAssembly
 from ..step import Forward
 from .costs import OpCosts
@@ -97,12 +97,18 @@ class _FakeProfiling:
         live = 0 if built else live_bytes(model_device(self.model)) - self._gradient_bytes()
         state = foreseen_state(self.optimizer, self.model)
         with world.inhabited_by(self.model):
+            before = world.made_bytes()
             with self._pass(world, "forward pass with fake tensors, autograd keeping nothing"):
                 released = record_fake_releases(self.forward, self.model, world, costs)
+            made_bytes = 0 if built else world.made_bytes() - before
             with self._pass(world, "step with fake tensors"):
                 live += world.live_bytes() if built else self._gradient_bytes()
                 step = record_fake_step(self.forward, self.model, world, costs, granule)
-            check_same_forward(released, step.record.recorder)
+            if not (is_same := is_same_forward(released, step.record.recorder)):
+                with self._pass(world, "forward pass with fake tensors again, as the first one ran other ops"):
+                    released = record_fake_releases(self.forward, self.model, world, costs)
+                check_same_forward(released, step.record.recorder)
+                live += made_bytes
             for value, other in zip(step.record.recorder.values, released.values, strict=True):
                 value.released_after = other.released_after
             # This must happen within the world: storages that end with it were not released by the step.
@@ -123,7 +129,7 @@ class _FakeProfiling:
                 step_ms=sum(times_ms),
                 time_factor=1.0,
                 reserved_bytes=0,
-                notes=(*state.notes, *costs.notes(), *taken.notes()),
+                notes=(*state.notes, *costs.notes(), *taken.notes(), *([] if is_same else [FIRST_DIFFERS])),
                 sizes="rounded" if granule > 1 else "requested",
                 persistent=persistent_tensors(assembly, state.bytes_of, granule),
             )

@@ -66,6 +66,10 @@ class FakeWorld:
         found = [each for each in live_objects(FakeTensor) if self.owns(each)]
         return storage_bytes(found)
 
+    def made_bytes(self) -> int:
+        """As `live_bytes`, without the fakes of real tensors that ops have met."""
+        return self.live_bytes() - storage_bytes(list(self._fakes.values()))
+
     def owns(self, tensor: torch.Tensor) -> bool:
         """Returns whether the tensor is a fake tensor of this world."""
         return isinstance(tensor, FakeTensor) and tensor.fake_mode is self.mode
