@@ -124,7 +124,7 @@ class Auto:
             if shares:
                 persistence.refuse()
                 remarks.shared_memory(device)
-            self._before_bytes = live.now()
+            self._before_bytes, self._before_peak_bytes = live.now(), 0
             if size_bytes is not None and not is_free(budget):
                 remarks.before(self._before_bytes, size_bytes)
                 if spills_silently(device):
@@ -164,6 +164,10 @@ class Auto:
     def begins_now(self) -> None:
         """Note that the first step begins at once, with what was counted just now."""
         self._driver.has_counted()
+
+    def was_counted_before(self, peak_bytes: int) -> None:
+        """Note the most bytes that were live before the budget was held."""
+        self._before_peak_bytes = peak_bytes
 
     def take_in(self, model: torch.nn.Module) -> None:
         """Move what there is of a model elsewhere to the device that was given, if one was."""
@@ -256,6 +260,7 @@ class Auto:
             around_slices_ms=self._persistence.times.moving_in_optimizers_ms,
             staying=self._persistence.staying(),
             before_bytes=self._before_bytes,
+            before_peak_bytes=self._before_peak_bytes,
             is_followed=self._driver.budget.is_followed,
             made_again=MadeAgain() if self._driver.graphs is None else self._driver.graphs.made_again,
             is_verbose=verbose,

@@ -24,8 +24,10 @@ from ..api.recompute import AllowRecompute
 from ..executor.live_bytes import live_bytes_of
 from ..executor.verification import Verify
 from ..ground.errors import InfeasibleTier, UsageError
+from ..torchtools import accelerators
 from ..torchtools.calls import COMPILED_LATER, PLACE, CallRegion
 from ..torchtools.stand_ins import Place, StandIns
+from ..torchtools.training_state import model_device
 from .autopilot import Auto, auto
 from .backward import RUNNING, BackwardWatch
 from .budget import Bound, budget_of, check_bound
@@ -206,6 +208,7 @@ class ModelFinder:
                 self._govern_without_a_model(device)
 
     def _govern_without_a_model(self, device: torch.device) -> None:
+        peak_bytes = self._peak_bytes(device)
         try:
             self.auto = Auto([], self._budget, tell=self._tell, **{**self._options, "device": device})
         except UsageError as error:
@@ -213,6 +216,7 @@ class ModelFinder:
             self.refusals.append(f"tensors of no module are not under the budget: {error}")
             self._tell(self.refusals[-1])
             return
+        self.auto.was_counted_before(peak_bytes)
         self._tell(uncalled(_WITHOUT_A_MODEL))
         self.auto.expect_uncalled()
 
@@ -238,11 +242,16 @@ class ModelFinder:
     def _govern(self, module: torch.nn.Module) -> None:
         with self._governing, self._moving_itself():
             if self.auto is None:
-                begin_s = time.monotonic()
+                begin_s, peak_bytes = time.monotonic(), self._peak_bytes(self._device or model_device(module))
                 self.auto = auto(module, self._budget, tell=self._tell, **self._options)
+                self.auto.was_counted_before(peak_bytes)
                 self.preparing_s = time.monotonic() - begin_s
             else:
                 self.auto.add(module)
+
+    def _peak_bytes(self, device: torch.device) -> int:
+        """Return the most that was live on a device so far."""
+        return accelerators.peak_allocated_bytes(device) if accelerators.has_streams(device) else self._live.peak()
 
     # Moves to the device ----------------------------------------------------------------------------------------------
 

@@ -254,6 +254,7 @@ class AutoSummary(Counters):
         around_slices_ms: How long steps of optimizers took longer, as what they work on had to be brought in and out.
         staying: Why some of it cannot leave, and how many bytes that are.
         before_bytes: Bytes that were live before the budget was held.
+        before_peak_bytes: The most that had been live until then, where somebody counted: `pooch exec` does.
         is_followed: Whether the budget is what is free, so that earlier steps may have had another one.
         made_again: What compiled graphs make again, where that is allowed.
         is_verbose: Whether `str()` also tells what Pooch did inside of the steps.
@@ -271,6 +272,7 @@ class AutoSummary(Counters):
     around_slices_ms: float = 0.0
     staying: tuple[tuple[str, int], ...] = ()
     before_bytes: int = 0
+    before_peak_bytes: int = 0
     is_followed: bool = False
     made_again: MadeAgain = field(default_factory=MadeAgain)
     is_verbose: bool = False
@@ -375,8 +377,10 @@ def _budget(summary: AutoSummary) -> str:
     if summary.between_peak_bytes > budget_bytes:
         over = format_bytes(summary.between_peak_bytes - budget_bytes)
         excepted.append(f"exceeded by {over} between them, as in optimizer.step()")
-    if summary.before_bytes > budget_bytes:
-        excepted.append(f"{format_bytes(summary.before_bytes)} were live before the first")
+    before_bytes = max(summary.before_bytes, summary.before_peak_bytes)
+    if before_bytes > budget_bytes:
+        at_most = "" if before_bytes == summary.before_bytes else "up to "
+        excepted.append(f"{at_most}{format_bytes(before_bytes)} were live before the first")
     return f"{held}, {'and' if summary.steps_over_budget else 'but'} {', and '.join(excepted)}" if excepted else held
 
 

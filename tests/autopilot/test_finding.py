@@ -12,6 +12,7 @@ from torch import nn
 
 from pooch.autopilot import finding
 from pooch.autopilot.finding import ModelFinder
+from pooch.ground.units import format_bytes
 from tests.live_before import live_before
 
 pytestmark = pytest.mark.cpu
@@ -89,3 +90,25 @@ def test_a_program_that_ends_while_a_thread_trains_is_summed_up() -> None:
         thread.join(60)
         assert finder.auto is not None
         finder.auto.remove()
+
+
+@pytest.mark.parametrize("rows", [4, 4000])
+def test_what_was_live_before_the_first_step_is_part_of_the_verdict(rows: int) -> None:
+    """An evaluation that nobody governs, and whose tensors are gone as training begins, passed the budget unseen."""
+    told: list[str] = []
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 256))
+    budget_bytes = live_before() + 2 * 2**20
+    finder = ModelFinder(budget_bytes, tell=told.append)
+    finder.start()
+    try:
+        with torch.no_grad():
+            net(torch.randn(rows, 8))  # of 4,000 rows, the result alone takes 3.9 MiB
+        for _ in range(3):
+            trained(net)
+    finally:
+        summary = finder.stop()
+    assert summary is not None
+    verdict = str(summary).splitlines()[0].removeprefix("pooch: ")
+    assert verdict.startswith("Budget held:"), verdict
+    assert (f"but up to {format_bytes(summary.before_peak_bytes)} were live before the first" in verdict) == (rows > 4)
+    assert (summary.before_peak_bytes > budget_bytes) == (rows > 4)
