@@ -87,6 +87,8 @@ class _Builder:
         self._known: dict[str, Value] = {}
         self._data: dict[str, Value] = {}
         self._steps: list[Step] = []
+        self._renamed: dict[str, str] = {}  # what is made in the branches that are being taken
+        self._branches = 0
         stored_elements = sum(math.prod(stored.dims) for stored in graph.initializer)
         self._foldable_elements = max(MOST_FOLDED_ELEMENTS, _FOLDED_FOR_EACH_STORED * stored_elements)
         statistics = running_statistics(graph)
@@ -124,7 +126,7 @@ class _Builder:
         known = {
             position: self._argument(node, position)
             for position, name in enumerate(node.inputs)
-            if position in operator.host or self._as_number(node, position) or self._known.get(name) == []
+            if position in operator.host or self._as_number(node, position) or isinstance(self._known.get(name), list)
         }
         operation = Operation(node, operator, known, self._mode)
         reads = tuple(
@@ -144,12 +146,18 @@ class _Builder:
         """Add the nodes of the graph that the condition chooses."""
         condition = self._known_value(node, node.inputs[0])
         graph = node.attributes["then_branch" if bool(condition) else "else_branch"]
+        made = [stored.name for stored in graph.initializer] + [name for each in graph.node for name in each.output]
+        outer, self._branches = self._renamed, self._branches + 1
+        # Two branches may use the same name for different values.
+        self._renamed = outer | {name: f"{name}.branch{self._branches}" for name in made if name != ABSENT}
         for stored in graph.initializer:
-            self._known[stored.name] = self._tensor(stored)
-        for inner in _nodes(graph, node.opset, self._path):
+            self._known[self._renamed[stored.name]] = self._tensor(stored)
+        for inner in _nodes(graph, node.opset, self._path, self._renamed):
             self.take(inner)
         for result, name in zip(graph.output, node.outputs, strict=True):
-            self.take(Node("Identity", f"{node.name}_{result.name}", node.opset, (result.name,), (name,)))
+            source = self._renamed.get(result.name, result.name)
+            self.take(Node("Identity", f"{node.name}_{result.name}", node.opset, (source,), (name,)))
+        self._renamed = outer
 
     def _known_value(self, node: Node, name: str) -> Value:
         if name not in self._known:
@@ -270,13 +278,13 @@ def _default(node: Node, attribute: str) -> Any:
     return _attribute(defined.default_value) if defined is not None and defined.default_value.name else None
 
 
-def _nodes(graph: onnx.GraphProto, opset: int, path: Path) -> list[Node]:
+def _nodes(graph: onnx.GraphProto, opset: int, path: Path, renamed: Mapping[str, str] | None = None) -> list[Node]:
     read = Counter(name for node in all_nodes(graph.node) for name in node.input)
     read.update(value.name for value in graph.output)
-    return [_node(node, opset, read, path) for node in graph.node]
+    return [_node(node, opset, read, path, renamed or {}) for node in graph.node]
 
 
-def _node(node: onnx.NodeProto, opset: int, read: Mapping[str, int], path: Path) -> Node:
+def _node(node: onnx.NodeProto, opset: int, read: Mapping[str, int], path: Path, renamed: Mapping[str, str]) -> Node:
     name = node.name or f"{node.op_type}_{next((each for each in node.output if each), '')}"
     try:
         graphs = {each.name: each.g for each in node.attribute if each.HasField("g") and node.op_type == BRANCH}
@@ -290,8 +298,8 @@ def _node(node: onnx.NodeProto, opset: int, read: Mapping[str, int], path: Path)
         kind=node.op_type,
         name=name.strip("/").rpartition("/")[2],
         opset=opset,
-        inputs=tuple(node.input),
-        outputs=tuple(node.output),
+        inputs=tuple(renamed.get(each, each) for each in node.input),
+        outputs=tuple(renamed.get(each, each) for each in node.output),
         attributes=attributes,
         path=_module_path(node, name),
         read_outputs=wanted,

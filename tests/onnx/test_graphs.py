@@ -70,6 +70,29 @@ def test_a_branch_that_shapes_choose_is_taken(tmp_path: Path, size: int) -> None
     workload.forward().backward()
 
 
+def test_branches_may_use_the_same_names(tmp_path: Path) -> None:
+    """Each adds a constant of the same name, one of them within a branch of its own."""
+
+    def adding(name: str, value: float, *, is_deep: bool = False) -> onnx.GraphProto:
+        stored = {} if is_deep else {"c": numpy.full(3, value, "float32")}
+        add = helper.make_node("Add", ["y" if name == "one" else "z", "c"], [f"{name}_out"])
+        if not is_deep:
+            return branch(name, add, **stored)
+        inner = adding(name, value)
+        chosen = helper.make_node("If", ["yes"], [f"{name}_deep"], then_branch=inner, else_branch=inner)
+        return branch(name, chosen, helper.make_node("Identity", [f"{name}_deep"], [f"{name}_out"]))
+
+    first, second = adding("one", 1.0), adding("two", 10.0, is_deep=True)
+    nodes = [
+        PRODUCT,
+        helper.make_node("If", ["yes"], ["z"], then_branch=first, else_branch=first),
+        helper.make_node("If", ["yes"], ["end"], then_branch=second, else_branch=second),
+    ]
+    path = save_graph(tmp_path / "m.onnx", nodes, {"x": ROWS}, {"w": WEIGHT, "yes": numpy.array(True)}, ["end"])
+    found = outputs_of(load_workload(str(path)), ROWS).detach()
+    torch.testing.assert_close(found, torch.as_tensor(ROWS @ WEIGHT + 11))
+
+
 def test_a_branch_that_the_data_choose_is_refused(tmp_path: Path) -> None:
     total = helper.make_node("ReduceMax", ["x"], ["total"], keepdims=0)
     positive = helper.make_node("Greater", ["total", "zero"], ["condition"])
