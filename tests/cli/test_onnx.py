@@ -123,7 +123,9 @@ def test_an_export_that_differs_is_an_error(
     from pooch.onnx import exporting
 
     run_file = exporting._run_file
-    monkeypatch.setattr(exporting, "_run_file", lambda *given: [each + 1 for each in run_file(*given)])
+    monkeypatch.setattr(
+        exporting, "_run_file", lambda *a, **b: [[each + 1 for each in run] for run in run_file(*a, **b)]
+    )
     outcome = pooch_command("run", model, "--steps", 1, "--export", tmp_path / "trained.onnx")
     assert outcome.code == 1
     assert "gives different outputs in onnxruntime" in outcome.error_line
