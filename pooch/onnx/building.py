@@ -145,7 +145,9 @@ class _Builder:
     def _take_branch(self, node: Node) -> None:
         """Add the nodes of the graph that the condition chooses."""
         condition = self._known_value(node, node.inputs[0])
-        graph = node.attributes["then_branch" if bool(condition) else "else_branch"]
+        if isinstance(condition, list) or condition.numel() != 1:
+            raise WorkloadError(self._refusal(node, "its condition is not one number"))
+        graph = node.attributes["then_branch" if condition.item() else "else_branch"]
         made = [stored.name for stored in graph.initializer] + [name for each in graph.node for name in each.output]
         outer, self._branches = self._renamed, self._branches + 1
         # Two branches may use the same name for different values.

@@ -101,6 +101,12 @@ def test_a_branch_that_the_data_choose_is_refused(tmp_path: Path) -> None:
     assert "depends on the data" in message
 
 
+def test_a_condition_of_several_numbers_is_refused(tmp_path: Path) -> None:
+    same = helper.make_node("Equal", ["shape", "shape"], ["condition"])
+    path = branching(tmp_path / "m.onnx", helper.make_node("Shape", ["x"], ["shape"]), same)
+    assert "its condition is not one number" in refusal(path)
+
+
 def test_an_unsupported_operator_within_a_branch_is_named(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     yes = branch("yes", helper.make_node("Hardmax", ["y"], ["yes_out"]))
