@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -77,25 +79,21 @@ def _top_k(op: Operation, x: Tensor, count: HostNumbers | None = None) -> tuple[
     return torch.gather(x, axis, indices), indices
 
 
-@operator("CumSum", host=(1,))
-def _cumsum(op: Operation, x: Tensor, axis: HostNumbers) -> Tensor:
-    along = int(number(axis, 0))
-    turned = x.flip(along) if op.get("reverse", 0) else x
-    total = torch.cumsum(turned, along, dtype=x.dtype)
-    if op.get("exclusive", 0):
-        total = total - turned
-    return total.flip(along) if op.get("reverse", 0) else total
+def _cumulative(accumulate: Callable[..., Tensor], neutral: float) -> Callable[..., Tensor]:
+    def run(op: Operation, x: Tensor, axis: HostNumbers) -> Tensor:
+        along = int(number(axis, 0))
+        turned = x.flip(along) if op.get("reverse", 0) else x
+        if op.get("exclusive", 0):
+            before = turned.narrow(along, 0, turned.shape[along] - 1)
+            turned = torch.cat([torch.full_like(turned.narrow(along, 0, 1), neutral), before], along)
+        total = accumulate(turned, along, dtype=x.dtype)
+        return total.flip(along) if op.get("reverse", 0) else total
+
+    return run
 
 
-@operator("CumProd", host=(1,))
-def _cumprod(op: Operation, x: Tensor, axis: HostNumbers) -> Tensor:
-    along = int(number(axis, 0))
-    turned = x.flip(along) if op.get("reverse", 0) else x
-    if op.get("exclusive", 0):
-        before = turned.narrow(along, 0, turned.shape[along] - 1)
-        turned = torch.cat([torch.ones_like(turned.narrow(along, 0, 1)), before], along)
-    product = torch.cumprod(turned, along, dtype=x.dtype)
-    return product.flip(along) if op.get("reverse", 0) else product
+operator("CumSum", host=(1,))(_cumulative(torch.cumsum, 0))
+operator("CumProd", host=(1,))(_cumulative(torch.cumprod, 1))
 
 
 @operator("ReverseSequence")
