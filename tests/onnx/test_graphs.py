@@ -31,6 +31,16 @@ def outputs_of(workload: Workload, *inputs: Any) -> Tensor:
     return result
 
 
+def trained_and_written(workload: Workload, path: Path) -> Tensor:
+    """Trains a step, and checks that the written file gives what the model does; returns that."""
+    workload.forward().backward()
+    workload.optimizer.step()
+    export_trained(workload, path)
+    (result,) = run_onnxruntime(path, {"x": ROWS})
+    torch.testing.assert_close(result, outputs_of(workload, ROWS).detach())
+    return result
+
+
 def refusal(path: Path) -> str:
     with pytest.raises(WorkloadError) as caught:
         load_workload(str(path))
@@ -138,12 +148,7 @@ def test_a_file_of_pytorchs_exporter_that_nothing_simplified_is_trained_whole(tm
     workload = load_workload(str(path))
     torch.testing.assert_close(outputs_of(workload, rows), model(rows))
     assert [p.shape for p in workload.model.parameters()] == [p.shape for p in model.parameters()]
-    workload.forward().backward()
-    workload.optimizer.step()
-    written = tmp_path / "trained.onnx"
-    export_trained(workload, written)
-    (result,) = run_onnxruntime(written, {"x": ROWS})
-    torch.testing.assert_close(result, outputs_of(workload, rows).detach())
+    trained_and_written(workload, tmp_path / "trained.onnx")
 
 
 def test_an_output_that_is_a_sequence_is_refused(tmp_path: Path) -> None:
@@ -255,11 +260,7 @@ def test_a_file_of_an_older_opset_is_converted(tmp_path: Path) -> None:
     workload = load_workload(str(path))
     torch.testing.assert_close(outputs_of(workload, ROWS).detach(), torch.as_tensor(ROWS @ WEIGHT + bias))
     assert sorted(p.numel() for p in workload.model.parameters()) == [3, 12]
-    workload.forward().backward()
-    workload.optimizer.step()
-    export_trained(workload, tmp_path / "trained.onnx")
-    (result,) = run_onnxruntime(tmp_path / "trained.onnx", {"x": ROWS})
-    torch.testing.assert_close(result, outputs_of(workload, ROWS).detach())
+    trained_and_written(workload, tmp_path / "trained.onnx")
 
 
 def test_an_older_file_that_would_mean_something_else_is_refused(tmp_path: Path) -> None:
@@ -278,11 +279,7 @@ def test_weights_that_are_nodes_are_trained_where_there_are_no_others(tmp_path: 
     path = save_graph(tmp_path / "m.onnx", [*constants, PRODUCT, *more], {"x": ROWS}, {}, ["z"])
     workload = load_workload(str(path))
     assert sorted(p.numel() for p in workload.model.parameters()) == [3, 12]
-    workload.forward().backward()
-    workload.optimizer.step()
-    export_trained(workload, tmp_path / "trained.onnx")
-    (result,) = run_onnxruntime(tmp_path / "trained.onnx", {"x": ROWS})
-    torch.testing.assert_close(result, outputs_of(workload, ROWS).detach())
+    result = trained_and_written(workload, tmp_path / "trained.onnx")
     assert not numpy.allclose(result.numpy()[0], ROWS @ WEIGHT + bias)
 
 
