@@ -1,6 +1,6 @@
 """A model that is compiled as a whole, under PyTorch's own `activation_memory_budget` and under Pooch.
 
-    python -m benchmarks.compiled_budgets [--backend inductor] [--ratios 0.2 0.5 0.8] [--steps 12] [--output FILE]
+    python -m benchmarks.compiled_budgets [--backend inductor] [--ratios 0.2 0.5 0.8] [--steps 12] [--output FOLDER]
 
 At each ratio, the peak that PyTorch's own takes is measured, and Pooch gets it as its budget in bytes. The same for
 selective checkpointing of the blocks, which saves matrix products. Each kind of training has a process of its own, as
@@ -27,10 +27,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import pooch
-from benchmarks.tables import Row, markdown_table, tell
+from benchmarks.tables import Row, markdown_table, tell, write_results
 from pooch.ground.units import format_bytes
 from pooch.torchtools.memory_meter import MemoryMeter
 
+NAME, TITLE = "compiled-budgets-cpu", "A compiled model at the peak that PyTorch's own way takes"
 WIDTH, HEADS, LENGTH, ROWS, TOKENS = 256, 4, 128, 8, 512
 WARM_UP_STEPS = 6  # of which Pooch records one, and plans beside the others
 DEVICE = torch.device("cpu")
@@ -202,29 +203,38 @@ def compared(backend: str, ratio: float | None, steps: int) -> dict[str, Any]:
 
 
 def row(result: dict[str, Any]) -> Row:
-    """Return a row of the table."""
+    """Return a row of the table: medians of the steps, and of the ratios of the steps that were taken in one turn."""
     samples: dict[str, list[dict[str, Any]]] = result["samples"]
 
-    def median(kind: str, name: str) -> float:
-        return statistics.median(each[name] for each in samples[kind])
-
     def took(kind: str) -> str:
-        return f"{median(kind, 'wall_ms'):.0f} ({median(kind, 'cpu_ms'):.0f})"
+        return f"{statistics.median(each['wall_ms'] for each in samples[kind]):.0f}"
 
     def peak(kind: str) -> str:
         return format_bytes(max(each["peak_bytes"] for each in samples[kind]))
 
-    shared = {"backend": result["backend"], "what": result["what"], "its peak": peak("theirs")}
-    times = {"plain": took("plain"), "it": took("theirs")}
+    def ratio(kind: str) -> str:
+        pairs = zip(samples[kind], samples["theirs"], strict=True)
+        found = sorted(ours["wall_ms"] / theirs["wall_ms"] for ours, theirs in pairs)
+        return f"{statistics.median(found):.2f} ({found[0]:.2f}-{found[-1]:.2f})"
+
     return {
-        **shared,
-        **times,
-        "Pooch, rounding": took("rounding"),
-        "Pooch / it, CPU time": f"{median('rounding', 'cpu_ms') / median('theirs', 'cpu_ms'):.2f}",
-        "its highest peak": peak("rounding"),
-        "Pooch, exact": took("exact"),
-        "exact, its highest peak": peak("exact"),
+        "backend": result["backend"],
+        "PyTorch's own": result["what"],
+        "its peak": peak("theirs"),
+        "plain, ms": took("plain"),
+        "it, ms": took("theirs"),
+        "Pooch, `rounding`, ms": took("rounding"),
+        "peak": peak("rounding"),
+        "Pooch / it": ratio("rounding"),
+        "Pooch, `exact`, ms": took("exact"),
+        "its highest peak": peak("exact"),
+        "exact / it": ratio("exact"),
+        "same losses": "yes" if len({_losses(taken) for taken in samples.values()}) == 1 else "no",
     }
+
+
+def _losses(samples: list[dict[str, Any]]) -> tuple[float, ...]:
+    return tuple(each["loss"] for each in samples)
 
 
 def main() -> None:
@@ -233,7 +243,7 @@ def main() -> None:
     parser.add_argument("--backend", nargs="+", default=["aot_eager", "inductor"])
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.2, 0.4, 0.6, 0.8, 0.9])
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--output", type=Path, help="Where raw samples are written, as JSON.")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -243,9 +253,9 @@ def main() -> None:
     for backend in options.backend:
         for ratio in [*options.ratios, None]:
             results.append(compared(backend, ratio, options.steps))
-            if options.output is not None:
-                options.output.write_text(json.dumps(results, indent=1) + "\n")
-    print(markdown_table([row(each) for each in results]))
+    rows = [row(each) for each in results]
+    print(markdown_table(rows))
+    write_results(NAME, TITLE, rows, results, options.output)
 
 
 if __name__ == "__main__":

@@ -136,6 +136,7 @@ PAGES: Mapping[str, Mapping[str, Part]] = {
         "peers": table("peers-cpu"),
         "peers methods": more_table("peers-cpu", 0),
         "peers compiler": more_table("peers-cpu", 1),
+        "compiled budgets": table("compiled-budgets-cpu"),
         "persistent peers": table("persistent-peers-cpu"),
         "persistent peers methods": more_table("persistent-peers-cpu", 0),
     },
