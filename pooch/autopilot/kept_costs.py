@@ -12,6 +12,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -91,8 +92,12 @@ class KeptCosts:
         """Return where they are, or None if they are to be measured in each run."""
         if os.environ.get(ANEW_VARIABLE):
             return None
+        return cache_directory() / "costs" / f"{self._name}.json"
+
+    @cached_property
+    def _name(self) -> str:
+        """Name of the file. The thread that trains asks first: in others, PyTorch may have another number of threads."""
         here = describe_device(self._device)
         ways = [os.environ.get(variable, "") for variable in _COSTLY_VARIABLES]
         of = repr((VERSION, here.kind, here.name, sorted(here.software.items()), self._tier, ways))
-        name = hashlib.sha256(of.encode("utf-8", "backslashreplace")).hexdigest()[:32]
-        return cache_directory() / "costs" / f"{name}.json"
+        return hashlib.sha256(of.encode("utf-8", "backslashreplace")).hexdigest()[:32]

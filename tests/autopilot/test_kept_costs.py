@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,21 @@ def test_what_was_measured_is_found_by_the_next_run_and_by_no_other(
         patched.setenv(ANEW_VARIABLE, "1")
         assert KeptCosts(CPU, "a tier").find() is None
     assert len(list(folder.iterdir())) == 1
+
+
+def test_what_a_thread_with_fewer_threads_of_pytorch_keeps_is_found_by_the_next_run(folder: Path) -> None:
+    """What measures is a thread of its own, to which `torch.set_num_threads` of the program does not apply."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 2)
+    try:
+        costs = KeptCosts(CPU, "a tier")
+        assert costs.find() is None
+        beside = threading.Thread(target=costs.keep, args=(FOUND,))
+        beside.start()
+        beside.join()
+        assert KeptCosts(CPU, "a tier").find() == FOUND
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_measurement_of_yesterday_or_of_tomorrow_does_not_count(
