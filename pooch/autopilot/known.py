@@ -237,6 +237,8 @@ class Family:
         shapes: Number of its kinds of steps that are remembered.
         ways: How its steps run without a plan.
         ops: Whether their ops differ from one to the next.
+        told: Sizes of which what is decided was told.
+        is_rest_told: Whether it was told that nothing is told of other sizes.
     """
 
     recording: int = 0
@@ -245,6 +247,8 @@ class Family:
     ways: OnlineWays = field(default_factory=OnlineWays)
     ops: DifferingOps = field(default_factory=DifferingOps)
     recorded: dict[tuple[int, ...], Profile] = field(default_factory=dict)
+    told: set[tuple[int, ...]] = field(default_factory=set)
+    is_rest_told: bool = False
 
     def add(self, sizes: tuple[int, ...], profile: Profile) -> None:
         """Take the profile of a step that was recorded."""

@@ -36,6 +36,7 @@ WORTH_MS = 1000.0
 OFTEN = 3  # steps of a shape that cannot be derived, after which it is recorded
 PLANNED_SHARE = 0.995  # of the budget: a step is not repeated to the byte where values decide what it computes
 MOST_EVENTS = 1000  # lines on what was planned that the summary can list
+MOST_TOLD = 8  # kinds of steps that differ in sizes alone, for which it is told what is decided
 LARGER = 1.05  # times as large is a budget with which all is planned anew
 _NEVER = 2**62
 OTHER_OPS = "its ops differ from step to step, so a plan of one is none of the next"
@@ -133,10 +134,11 @@ class Library:
             without, what, least = "", MOVING, ""
             if told.decision == "online":
                 without, what, least = " without a plan", LEAVING, "at least "
-            self._say(
+            self._say_of(
+                key,
                 f"steps of {key.text}{without}: {what} takes {format_ms(told.moving_ms)} of "
                 f"{format_ms(told.whole_ms)}, optimizer.step() included; predicted {least}"
-                f"{slower_than(told.slowdown, 'without Pooch')}{f'; {missing}' if missing else ''}"
+                f"{slower_than(told.slowdown, 'without Pooch')}{f'; {missing}' if missing else ''}",
             )
 
     def most_start_bytes(self, key: StepKey, budget_bytes: int | None) -> int | None:
@@ -236,7 +238,8 @@ class Library:
             known.reason = ""
             return "in-core"
         if family.ops.differs:
-            known.has_no_plan()
+            if known.plan is not None:
+                known.has_no_plan()
             known.reason = OTHER_OPS
             return "online"
         anchors = [KnownStep(key.sizes, known.profile)]
@@ -268,7 +271,7 @@ class Library:
         known.has_no_plan()
         known.profile, known.never_recorded = None, True
         known.reason = f"its ops differ from step to step: {MOST_LOST_PLANS + 1} plans could not be followed"
-        self._say(f"steps of {key.text} run online: {known.reason}")
+        self._say_of(key, f"steps of {key.text} run online: {known.reason}")
         return "online"
 
     def left_plan(self, key: StepKey, known: Known, *, has_other_sizes: bool) -> None:
@@ -287,7 +290,7 @@ class Library:
             known.has_any_sizes, known.left_plan = True, 0
             known.table = known.table.with_any_sizes()
             what = "sizes within them change from step to step, so their plan goes by their ops alone"
-            self._say(f"steps of {key.text}: {what}, and what it keeps leaves where it was made for less")
+            self._say_of(key, f"steps of {key.text}: {what}, and what it keeps leaves where it was made for less")
 
     def _ask(
         self, key: StepKey, known: Known, anchors: Sequence[KnownStep], start_bytes: int, target_bytes: int
@@ -410,7 +413,7 @@ class Library:
         known.has_hooks = arrival.has_hooks or not known.is_provisional
         if answer.profile is None:
             known.cannot_derive, known.minimum_bytes = known.profile is None, _NEVER if known.profile else 0
-            self._say(f"steps of {key.text} run online: {answer.refusal}")
+            self._say_of(key, f"steps of {key.text} run online: {answer.refusal}")
             return
         if known.profile is None:
             known.profile, known.origin, known.away_bytes = answer.profile, "derived", arrival.request.away_bytes
@@ -436,12 +439,12 @@ class Library:
             how = described(answer.plan, known.slowdown, known.staying_bytes, known.away_bytes)
             more = f"; it {known.reason}" if known.reason else ""
             more += f"; {missing}" if missing else ""
-            self._say(f"planned{again} for steps of {key.text}: {how}{more}")
+            self._say_of(key, f"planned{again} for steps of {key.text}: {how}{more}")
         elif answer.refusal and not is_followed:
             known.minimum_bytes = answer.minimum_bytes or _NEVER
             if known.minimum_bytes <= self._budget_bytes:
                 return  # it is asked for again without a reserve
-            self._say(f"no plan for steps of {key.text}, so they run online: {answer.refusal}")
+            self._say_of(key, f"no plan for steps of {key.text}, so they run online: {answer.refusal}")
 
     def _needs_more(self, known: Known, needed_bytes: int) -> None:
         """Note that the plan of a step needs more than the budget."""
@@ -452,6 +455,21 @@ class Library:
     def _say(self, text: str) -> None:
         self.events.append(text)
         self._tell(text)
+
+    def _say_of(self, key: StepKey, text: str) -> None:
+        """Tell what is decided for a kind of steps. Where there are many, as of random lengths, not of each of them."""
+        family = self._known.family(key)
+        if key.sizes in family.told or len(family.told) < MOST_TOLD:
+            family.told.add(key.sizes)
+            self._say(text)
+            return
+        self.events.append(text)
+        if not family.is_rest_told:
+            family.is_rest_told = True
+            self._tell(
+                f"such steps have come in more than {MOST_TOLD} sizes, now {key.text}: what is decided for further sizes is "
+                "not told one by one, and is among the events of the summary"
+            )
 
     # After a step -----------------------------------------------------------------------------------------------------
 
@@ -519,7 +537,7 @@ class Library:
         more = format_bytes(known.needed_bytes - self._budget_bytes)
         known.has_no_plan()
         known.reason = f"the smallest plan needs {more} more than the budget, and {why}"
-        self._say(f"steps of {key.text} run online again: {known.reason}")
+        self._say_of(key, f"steps of {key.text} run online again: {known.reason}")
 
     def saw_ops(self, key: StepKey, known: Known, ops: int) -> None:
         """Take what tells the ops of a complete step that was not recorded. Steps that all differ are not planned.

@@ -75,6 +75,19 @@ def test_where_all_differ_no_more_are_recorded_or_planned(met: Met) -> None:
     assert line == "steps like those of 1 run online: their ops differ from step to step, in equal sizes too"
 
 
+def test_what_moving_takes_in_steps_that_all_differ_is_told_once_for_each_size(met: Met) -> None:
+    for ops in range(2, 60):
+        size = 1 + ops % 2
+        decision, known = met.step(size, ops)
+        if decision == "online":
+            met.library.ended(key_of(size), known, "online", 100.0, 0, 20.0)
+    assert [line for line in met.told if "ops differ" in line]
+    assert [line.split(" ")[2] for line in met.told if "leaves and comes back takes 20.0 ms of 100.0 ms" in line] == [
+        "1",
+        "2",
+    ]
+
+
 def test_a_plan_that_comes_too_late_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[Request]()
     monkeypatch.setattr(PlanRequests, "_put", lambda _, request: asked.append(request))

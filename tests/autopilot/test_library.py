@@ -717,6 +717,26 @@ def test_of_steps_that_stay_without_a_plan_what_pooch_takes_in_them_is_told_once
     assert known.slowdown == 1.25
 
 
+def test_what_is_decided_for_many_sizes_is_not_told_of_each_and_is_in_the_events() -> None:
+    told = list[str]()
+    library = Library(PlanOptions(), told.append, HostCosts(CopySpeed("not measured")))
+    sizes = range(1, 2 * library_module.MOST_TOLD + 1)
+    for size in sizes:
+        key = StepKey(KEY.family, (size,))
+        for _ in range(2 * SETTLING_STEPS):
+            _, known = library.choose(key, 0, 1000, has_tier=False)
+            library.ended(key, known, "online", 100.0, 0, 20.0)
+    lines = [f"steps of {size} without a plan: what leaves and comes back takes 20.0 ms of 100.0 ms" for size in sizes]
+    assert [event.split(",")[0] for event in library.events] == lines
+    assert [line.split(",")[0] for line in told[:-1]] == lines[: library_module.MOST_TOLD]
+    assert told[-1].startswith(f"such steps have come in more than {library_module.MOST_TOLD} sizes, now 9: ")
+    other = StepKey(((("float64", 1),),), (1,))
+    for _ in range(2 * SETTLING_STEPS):
+        _, known = library.choose(other, 0, 1000, has_tier=False)
+        library.ended(other, known, "online", 100.0, 0, 20.0)
+    assert told[-1].split(",")[0] == lines[0]
+
+
 def totals_ms(answers: dict[int, Answer], away_bytes: int) -> dict[int, float]:
     """What steps take with as much of the state here, moving the rest included."""
     found = {}
