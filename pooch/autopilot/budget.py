@@ -208,6 +208,12 @@ class HeldBudget:
         elif (budget_bytes := self.told_bytes) is not None and peak_bytes > budget_bytes:
             self._remarks.over_budget(peak_bytes, budget_bytes, why, reason)
 
+    def passed_between(self, peak_bytes: int) -> None:
+        """Tell of a peak between steps, if it is over the budget."""
+        budget_bytes = self.told_bytes
+        if self.is_told and budget_bytes is not None and peak_bytes > budget_bytes:
+            self._remarks.over_between(peak_bytes, budget_bytes)
+
     def _tell(self) -> None:
         """Tell the budget, once it is what it will stay."""
         if not self.is_told and self.size_bytes is not None and self._share is not None:

@@ -100,6 +100,7 @@ class StepDriver:
         self._live, self._garbage = live, Garbage(live)
         self._last = LastStep()
         self._counters, self._steps, self._between_peak_bytes = Counters(), 0, 0
+        self._before_bytes = live.now()
         self._times, self._is_compared = persistence.times, False  # whether what was told of the last step is
         self._recounts = 0  # that were due so far
         self._beside_at = -_BESIDE_STEPS  # steps so far when another thread began one that is not governed
@@ -164,7 +165,7 @@ class StepDriver:
         found = self._native.count()
         if found is None:
             return
-        self._between_peak_bytes = max(self._between_peak_bytes, found.between_peak_bytes)
+        self._note_between(found.between_peak_bytes)
         if found.steps:
             self._steps += found.steps
             self._tally.add(found.steps, found.steps_ms, found.peak_bytes)
@@ -848,10 +849,16 @@ class StepDriver:
 
     def _look_between(self) -> None:
         """Take the peak since the last backward pass into account, and what optimizers have taken since."""
-        self._between_peak_bytes = max(self._between_peak_bytes, self._live.peak())
+        self._note_between(self._live.peak())
         taken = self._times.take()
         if taken.optimizer_ms or taken.moving_ms:
             self._counters = self._counters.with_step(between(taken, is_compared=self._is_compared))
+
+    def _note_between(self, peak_bytes: int) -> None:
+        """Take a peak that came in no step into account. What was live before the budget is counted on its own."""
+        if peak_bytes > self._between_peak_bytes and (self._steps or peak_bytes > self._before_bytes):
+            self._between_peak_bytes = peak_bytes
+            self.budget.passed_between(peak_bytes)
 
     def remove(self) -> None:
         """Hold the budget no longer. A step that is running ends under it.

@@ -96,7 +96,7 @@ class KeptCosts:
 
     @cached_property
     def _name(self) -> str:
-        """Name of the file. The thread that trains asks first: in others, PyTorch may have another number of threads."""
+        """Name of the file. The thread that trains asks first: others may have another number of PyTorch's threads."""
         here = describe_device(self._device)
         ways = [os.environ.get(variable, "") for variable in _COSTLY_VARIABLES]
         of = repr((VERSION, here.kind, here.name, sorted(here.software.items()), self._tier, ways))

@@ -467,8 +467,8 @@ class Library:
         if not family.is_rest_told:
             family.is_rest_told = True
             self._tell(
-                f"such steps have come in more than {MOST_TOLD} sizes, now {key.text}: what is decided for further sizes is "
-                "not told one by one, and is among the events of the summary"
+                f"such steps have come in more than {MOST_TOLD} sizes, now {key.text}: what is decided for further "
+                "sizes is not told one by one, and is among the events of the summary"
             )
 
     # After a step -----------------------------------------------------------------------------------------------------

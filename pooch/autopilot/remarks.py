@@ -89,6 +89,15 @@ class Remarks:
                 f"{format_bytes(budget_bytes)}: {why}"
             )
 
+    def over_between(self, peak_bytes: int, budget_bytes: int) -> None:
+        """Tell, once, of a peak over the budget between two steps. The summary has the highest."""
+        if self._told.is_new("between steps"):
+            over = f"{format_bytes(peak_bytes - budget_bytes)} over the budget of {format_bytes(budget_bytes)}"
+            self._warn(
+                f"{format_bytes(peak_bytes)} were live between two steps, {over}, as in optimizer.step() or an "
+                "evaluation: not all that was there could leave"
+            )
+
     def staying(self, what: str) -> None:
         """Tell what could not leave where the budget was passed."""
         self._warn(what)

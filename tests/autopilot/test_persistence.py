@@ -31,6 +31,7 @@ from pooch.autopilot.jobs import Answer, Job, done
 from pooch.autopilot.requests import PlanRequests
 from pooch.executor.persistent import PersistentMemory
 from pooch.ground.errors import TierError
+from pooch.ground.units import format_bytes
 from pooch.ir import Profile
 from pooch.torchtools import watch
 from pooch.torchtools.tensors import storage_key
@@ -209,9 +210,31 @@ def test_what_was_live_before_the_budget_and_above_it_is_told() -> None:
     parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
     told: list[str] = []
     with pooch.auto(model, parameters_bytes // 2, adamw(model), tell=told.append) as auto:
+        first = auto.summary()
+        assert first.between_peak_bytes == 0, "what was there before is no peak between steps"
         step(model, adamw(model))
         assert "were live before the first" in str(auto.summary())
     assert [line for line in told if "were live before the budget of" in line]
+
+
+@pytest.mark.parametrize("rows", [4096, 4])
+def test_a_peak_over_the_budget_between_steps_is_told_once(rows: int) -> None:
+    model, told = network(), list[str]()
+    optimizer = adamw(model)
+    parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    with pooch.auto(model, live_before() + 5 * parameters_bytes, optimizer, tell=told.append) as auto:
+        for _ in range(3):
+            step(model, optimizer)
+            with torch.no_grad():
+                model(torch.zeros(rows, WIDTH))
+        summary = auto.summary()
+    assert summary.budget_bytes is not None
+    is_over = summary.between_peak_bytes > summary.budget_bytes
+    assert is_over == (rows == 4096)
+    lines = [line for line in told if "were live between two steps" in line]
+    assert len(lines) == is_over
+    over = f"over the budget of {format_bytes(summary.budget_bytes)}, as in optimizer.step() or an evaluation: "
+    assert all(over in line for line in lines)
 
 
 def steps_of(counts: Sequence[int], budget: int | None) -> tuple[list[bytes], list[int], list[str]]:
