@@ -307,8 +307,9 @@ class AutoSummary(Counters):
 
     @property
     def _peaks(self) -> str:
-        plain = max((shape.in_core_peak_bytes or 0 for shape in self.shapes), default=0)
-        without = f"peak without Pooch {format_bytes(plain)}; " if plain else ""
+        known = [shape.in_core_peak_bytes for shape in self.shapes if shape.in_core_peak_bytes is not None]
+        more = " or more" if len(known) < len(self.shapes) else ""
+        without = f"peak without Pooch {format_bytes(max(known))}{more}; " if any(known) else ""
         return f"{without}peak during optimizer.step() {format_bytes(self.between_peak_bytes)}"
 
     @property

@@ -169,6 +169,14 @@ def test_what_happened_inside_of_the_steps_is_only_told_when_asked_for() -> None
     assert "8x64, scalar: 1 step, on a plan; peak without Pooch 1.00 MiB, predicted 512.00 KiB and 25% slower" in told
 
 
+def test_the_peak_without_pooch_is_at_least_the_highest_that_is_known() -> None:
+    recorded = PlannedShape("8x64", "recorded", "plan", 1, 2**20, 2**19, 1.25, "")
+    unknown = PlannedShape("32x64", "unknown", "online", 1, None, None, None, "")
+    assert "pooch: peak without Pooch 1.00 MiB; " in str(replace(SUMMARY, shapes=(recorded,)))
+    assert "pooch: peak without Pooch 1.00 MiB or more; " in str(replace(SUMMARY, shapes=(recorded, unknown)))
+    assert "pooch: peak during " in str(replace(SUMMARY, shapes=(unknown,)))
+
+
 class Clock:
     """Seconds that pass when they are told to; writing takes some too."""
 
