@@ -92,9 +92,9 @@ class Remarks:
     def over_between(self, peak_bytes: int, budget_bytes: int) -> None:
         """Tell, once, of a peak over the budget between two steps. The summary has the highest."""
         if self._told.is_new("between steps"):
-            over = f"{format_bytes(peak_bytes - budget_bytes)} over the budget of {format_bytes(budget_bytes)}"
+            more = f"{format_bytes(peak_bytes - budget_bytes)} more than the budget of {format_bytes(budget_bytes)}"
             self._warn(
-                f"{format_bytes(peak_bytes)} were live between two steps, {over}, as in optimizer.step() or an "
+                f"{format_bytes(peak_bytes)} were live between two steps, {more}, as in optimizer.step() or an "
                 "evaluation: not all that was there could leave"
             )
 

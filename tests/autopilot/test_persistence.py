@@ -233,8 +233,8 @@ def test_a_peak_over_the_budget_between_steps_is_told_once(rows: int) -> None:
     assert is_over == (rows == 4096)
     lines = [line for line in told if "were live between two steps" in line]
     assert len(lines) == is_over
-    over = f"over the budget of {format_bytes(summary.budget_bytes)}, as in optimizer.step() or an evaluation: "
-    assert all(over in line for line in lines)
+    more = f"more than the budget of {format_bytes(summary.budget_bytes)}, as in optimizer.step() or an evaluation: "
+    assert all(more in line for line in lines)
 
 
 def steps_of(counts: Sequence[int], budget: int | None) -> tuple[list[bytes], list[int], list[str]]:
