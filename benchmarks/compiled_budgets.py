@@ -27,6 +27,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import pooch
+from benchmarks.samples import spread
 from benchmarks.tables import Row, markdown_table, tell, write_results
 from pooch.ground.units import format_bytes
 from pooch.torchtools.memory_meter import MemoryMeter
@@ -214,9 +215,11 @@ def row(result: dict[str, Any]) -> Row:
 
     def ratio(kind: str) -> str:
         pairs = zip(samples[kind], samples["theirs"], strict=True)
-        found = sorted(ours["wall_ms"] / theirs["wall_ms"] for ours, theirs in pairs)
-        return f"{statistics.median(found):.2f} ({found[0]:.2f}-{found[-1]:.2f})"
+        found = spread(ours["wall_ms"] / theirs["wall_ms"] for ours, theirs in pairs)
+        assert found is not None
+        return found.between_extremes(".2f")
 
+    losses = {tuple(each["loss"] for each in taken) for taken in samples.values()}
     return {
         "backend": result["backend"],
         "PyTorch's own": result["what"],
@@ -229,12 +232,8 @@ def row(result: dict[str, Any]) -> Row:
         "Pooch, `exact`, ms": took("exact"),
         "its highest peak": peak("exact"),
         "exact / it": ratio("exact"),
-        "same losses": "yes" if len({_losses(taken) for taken in samples.values()}) == 1 else "no",
+        "same losses": "yes" if len(losses) == 1 else "no",
     }
-
-
-def _losses(samples: list[dict[str, Any]]) -> tuple[float, ...]:
-    return tuple(each["loss"] for each in samples)
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import pooch
+from benchmarks.samples import spread
 from benchmarks.tables import Row, markdown_table, tell, write_results
 from pooch.executor.live_bytes import live_bytes_of
 
@@ -216,8 +217,9 @@ def rows_of(turns: list[Found]) -> list[Row]:
 
 
 def _ratio(turns: list[Found], one: str, other: str, of: str = "times_ms") -> str:
-    found = sorted(statistics.median(turn[one][of]) / statistics.median(turn[other][of]) for turn in turns)
-    return f"{statistics.median(found):.2f} ({found[0]:.2f}-{found[-1]:.2f})"
+    found = spread(statistics.median(turn[one][of]) / statistics.median(turn[other][of]) for turn in turns)
+    assert found is not None
+    return found.between_extremes(".2f")
 
 
 def _bits(turns: list[Found], which: str) -> str:

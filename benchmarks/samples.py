@@ -64,6 +64,10 @@ class Spread:
         """Format the extremes, such as "0.78 to 1.00"."""
         return f"{self.least * scale:{form}} to {self.most * scale:{form}}"
 
+    def between_extremes(self, form: str) -> str:
+        """Format the median with the extremes, such as "0.93 (0.78-1.00)"."""
+        return f"{self.median:{form}} ({self.least:{form}}-{self.most:{form}})"
+
 
 def spread(numbers: Iterable[float]) -> Spread | None:
     """Summarize numbers, or return None if there are none."""
